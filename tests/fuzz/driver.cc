@@ -1,4 +1,4 @@
-// Stands in for libFuzzer where the compiler has none: tries the corpus, then seeded mutations of it.
+// Replaces libFuzzer if the compiler has none: tries the corpus, then seeded mutations of it.
 #include <signal.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -21,21 +21,21 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-// What the sanitizers find ends in SIGABRT, so that the input is printed.
+// Findings of sanitizers raise SIGABRT, so that the input is printed.
 extern "C" const char* __asan_default_options() { return "abort_on_error=1:detect_stack_use_after_return=0"; }
 extern "C" const char* __ubsan_default_options() { return "abort_on_error=1:halt_on_error=1:print_stacktrace=1"; }
 
 namespace {
 
 constexpr std::size_t kLongestInput = 64 << 10;
-// For one input: of a core, since others may have most of the machine, and in all, for one that waits.
+// Limits for one input: processor time, since the machine may be busy, and wall-clock time, for an input that blocks.
 constexpr unsigned kMostCoreSeconds = 10;
 constexpr unsigned kMostSeconds = 600;
 constexpr std::size_t kMostPrinted = 16 << 10;
 
-std::string current;  // the input at hand
+std::string current;  // the input under test
 
-// Only what is allowed in a signal handler: the input as hexadecimal digits on standard error.
+// Prints the input as hexadecimal digits on standard error. Only async-signal-safe calls.
 void report(int number) {
   constexpr char kDigits[] = "0123456789abcdef";
   static std::array<char, 2 * kMostPrinted + 64> text;
@@ -57,7 +57,7 @@ void report(int number) {
 }
 
 void watch_for_failures() {
-  static std::array<char, 64 << 10> stack;  // the fault may be that the usual one is used up
+  static std::array<char, 64 << 10> stack;  // the fault may be a stack overflow
   stack_t other{};
   other.ss_sp = stack.data();
   other.ss_size = stack.size();
@@ -93,7 +93,7 @@ bool take_number(std::string_view argument, std::string_view name, std::uint64_t
   argument.remove_prefix(name.size());
   const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), *value);
   if (error == std::errc() && end == argument.data() + argument.size()) return true;
-  std::cerr << "'" << argument << "' is no number\n";
+  std::cerr << "'" << argument << "' is not a number\n";
   std::exit(2);
 }
 
@@ -112,7 +112,7 @@ int main(int count, char** arguments) {
       continue;
     }
     if (!std::filesystem::exists(argument)) {
-      std::cerr << argument << ": no such file or folder, and no argument\n";
+      std::cerr << argument << ": neither a file or folder nor an argument\n";
       return 2;
     }
     once |= !std::filesystem::is_directory(argument);
@@ -122,7 +122,7 @@ int main(int count, char** arguments) {
     }
     std::vector<std::filesystem::path> files;
     for (const auto& entry : std::filesystem::directory_iterator(argument)) files.push_back(entry.path());
-    std::sort(files.begin(), files.end());  // so that a seed means the same everywhere
+    std::sort(files.begin(), files.end());  // so that a seed is reproducible
     for (const auto& file : files) pool.push_back(content(file));
   }
   watch_for_failures();

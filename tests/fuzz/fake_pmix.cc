@@ -20,13 +20,13 @@ int timeout_of(const pmix_info_t* infos, std::size_t count) {
 
 }  // namespace
 
-void fake_pmix_says(pmix_data_type_t type, char* text) {
+void fake_pmix_set_value(pmix_data_type_t type, char* text) {
   std::memset(&value, 0, sizeof value);
   value.type = type;
   value.data.string = text;
 }
 
-void fake_pmix_answers(pmix_status_t put, pmix_status_t fence, pmix_status_t get) {
+void fake_pmix_set_status(pmix_status_t put, pmix_status_t fence, pmix_status_t get) {
   put_answer = put;
   fence_answer = fence;
   get_answer = get;

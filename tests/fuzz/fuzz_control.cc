@@ -1,4 +1,4 @@
-// What peers say on the control plane, and of messages before their bytes: for whom they wait, why they close, what they send.
+// Control messages of peers and announcements of messages: reports of waiting ranks, causes of aborts, sizes.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,14 +24,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (announcement->eager != 0 && announcement->size_bytes > size) std::abort();
     if (Messages::describe(*announcement).empty()) std::abort();
   }
-  if (const auto words = StragglerDetector::parse(bytes)) {
-    const auto again = StragglerDetector::parse(StragglerDetector::to_bytes(*words));
-    if (!again || again->absent.bits != words->absent.bits || again->slow.bits != words->slow.bits ||
-        again->sequence != words->sequence || !(again->call == words->call))
+  if (const auto report = StragglerDetector::parse(bytes)) {
+    const auto again = StragglerDetector::parse(StragglerDetector::to_bytes(*report));
+    if (!again || again->absent.bits != report->absent.bits || again->slow.bits != report->slow.bits ||
+        again->sequence != report->sequence || !(again->call == report->call))
       std::abort();
   }
   if (const auto history = parse_history(bytes)) {
-    static FlightRecordPage page;  // of 130 calls: some more than a peer tells
+    static FlightRecordPage page;  // 130 calls: more than a peer sends
     page.started = 130;
     if (const auto first = first_difference(page, *history);
         first && (first->sequence >= page.started || first->signature == CallSignature{}))
@@ -39,19 +39,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (to_bytes(*history) != std::vector<std::byte>(bytes.begin(), bytes.end())) std::abort();
   }
 
-  // Four peers say something, each in a part of the input.
+  // Four peers send reports, each from a part of the input.
   StragglerDetector call(0, kRanks);
   const StragglerDetector::Clock::time_point now{std::chrono::hours(1)};
   static_cast<void>(call.due(7, now + std::chrono::seconds(1), now));
   for (int rank = 1; rank < kRanks; ++rank) {
-    StragglerDetector::Words words;
+    StragglerDetector::Words report;
     const std::size_t at = std::min(size, static_cast<std::size_t>(rank - 1) * size / (kRanks - 1));
-    std::memcpy(&words, data + at, std::min(size - at, sizeof words));
-    if (to_string(words.call).empty()) std::abort();
-    call.hear(rank, words, now);
+    std::memcpy(&report, data + at, std::min(size - at, sizeof report));
+    if (to_string(report.call).empty()) std::abort();
+    call.hear(rank, report, now);
   }
   const auto verdict = call.verdict(7, {{1}, {2}});
-  if (verdict.absent.empty() && verdict.slow.empty()) std::abort();  // somebody is always named
+  if (verdict.absent.empty() && verdict.slow.empty()) std::abort();  // some rank is always named
   for (const auto* ranks : {&verdict.absent, &verdict.slow, &verdict.waiting}) {
     if (std::ranges::any_of(*ranks, [](int rank) { return rank <= 0 || rank >= kRanks; })) std::abort();
   }

@@ -1,4 +1,4 @@
-// Files of data sets. The input is what the file holds; its first byte says which file that is.
+// Files of data sets. The first byte of the input selects the file; the rest is its content.
 #include <unistd.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@ using namespace shoal::data;  // NOLINT(google-build-using-namespace): the whole
 
 namespace {
 
-/// In memory where that is possible; gone with the program.
+/// A temporary folder, in memory if possible.
 class Folder {
  public:
   Folder() {
@@ -49,6 +49,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data) + 1, static_cast<std::streamsize>(size - 1));
   check(read_cifar10(folder.path(), Split::test));
   check(read_fashion_mnist(folder.path(), Split::test));
-  if (data[0] >= 128) std::filesystem::remove(path);  // else it stays for the next input, beside another file
+  if (data[0] >= 128) std::filesystem::remove(path);  // else it stays for the next input, together with another file
   return 0;
 }

@@ -1,4 +1,4 @@
-// Variables: lines of NAME=VALUE, as launchers and users set them.
+// Environment variables: lines of NAME=VALUE, as launchers and users set them.
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -37,10 +37,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (time.ok() && (time->count() < 1 || time->count() > 1'000'000'000'000)) std::abort();
     if (const auto bytes = parse_bytes(found->second); bytes.ok()) static_cast<void>(format_bytes(*bytes));
     if (found->first == "SHOAL_JOB_KEY") {
-      // No message contains the key: it is the same for any key of that length.
-      const Status said = job_key().status();
+      // No message reveals the key: the message is the same for any key of that length.
+      const Status status = job_key().status();
       ::setenv(one.name, std::string(found->second.size(), 'x').c_str(), 1);
-      if (job_key().status().to_string() != said.to_string()) std::abort();
+      if (job_key().status().to_string() != status.to_string()) std::abort();
     }
     ::unsetenv(one.name);
   }

@@ -1,4 +1,4 @@
-// What EC2 says of where instances are, from a file or a command.
+// EC2's description of the network location of instances, from a file or a command.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const auto& [id, path] : tree.paths) hosts.push_back(id);
   for (const auto& [name, id] : tree.ids) hosts.push_back("x@" + name);
   const HostOrder order = order_hosts(tree, hosts);
-  std::vector<bool> seen(hosts.size(), false);  // each host once, whatever the answer says
+  std::vector<bool> seen(hosts.size(), false);  // each host exactly once for any answer
   for (const std::size_t host : order.order) {
     if (host >= hosts.size() || seen[host]) std::abort();
     seen[host] = true;

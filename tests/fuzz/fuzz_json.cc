@@ -1,4 +1,4 @@
-// Texts in JSON that come from rank 0 or from files.
+// JSON texts from rank 0 or from files.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const Key key = key_from_text("nobody's");
   const std::string text(reinterpret_cast<const char*>(data), size);
   const auto config = parse_job_config(text, key);
-  if (config.ok()) std::abort();  // nobody guesses its check value
+  if (config.ok()) std::abort();  // the check value cannot be guessed
   Topology topology = Topology::uniform(2, 2);
   if (read_costs(text, topology).ok()) {
     for (const LinkCost& cost : topology.cost) {

@@ -1,4 +1,4 @@
-// Ledgers of ranks, as `shoal doctor` finds them: half written, of a dead process, or no flight records at all.
+// Flight records of ranks, as `shoal doctor` finds them: partly written, of a dead process, or other files.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -10,8 +10,8 @@
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 
-// The first byte says where the others lie in a flight record of one page: in front as they are, behind a header that is right,
-// or in the page's first lines and in its calls.
+// The first byte selects where the input is placed in a flight record of one page: at its start, after a valid header, at the
+// start of the page, or also in its calls.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static std::vector<std::byte> file(kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
   std::ranges::fill(file, std::byte{0});

@@ -1,6 +1,5 @@
-// Frames on the sockets of a TCP link. The input is a list of frames: which socket, how the header is made, and payload; so
-// that the deeper checks are reached, headers have the right check sum where the input does not say otherwise. A payload is
-// zeros; packed ones are changed where the input says so.
+// Frames on the sockets of a TCP link. The input is a list of frames: socket, header and payload. Headers have a valid checksum
+// unless the input changes it, so that later checks are reached. A payload is zeros; packed ones may be changed by the input.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -49,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!reactor.ok()) std::abort();
   std::vector<tcp::Connection> ours;
   std::vector<Descriptor> theirs;
-  for (std::size_t i = 0; i <= kSockets; ++i) {  // the last is for words
+  for (std::size_t i = 0; i <= kSockets; ++i) {  // the last one carries control records
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
     ours.push_back({Descriptor(ends[0]), {}});
@@ -63,15 +62,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   while (!input.empty()) {
     const std::uint8_t choice = input.byte();
     if ((choice & 3) == 3) {
-      // A tile of ours, and a word about it that may be true.
+      // A tile of this end, and a control record about it that may be valid.
       const std::size_t bytes = input.byte() * 16U;
       static_cast<void>((*link)->try_send({0, 0, 0, static_cast<std::uint32_t>(bytes), 0}, std::span(tile).first(bytes)));
-      std::array<std::byte, tcp::kControlRecordBytes> word{};
+      std::array<std::byte, tcp::kControlRecordBytes> record{};
       using Kind = tcp::ControlRecord::Kind;
       const Kind last = (choice & 16) != 0 ? Kind::flush : Kind::close_notice;
-      tcp::encode({(choice & 128) != 0 ? last : Kind::acknowledge, input.byte(), input.byte()}, word);
-      const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();
-      static_cast<void>(!::send(theirs.back().get(), word.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
+      tcp::encode({(choice & 128) != 0 ? last : Kind::acknowledge, input.byte(), input.byte()}, record);
+      const std::size_t sent = (choice & 8) != 0 ? record.size() : input.byte() % record.size();
+      static_cast<void>(!::send(theirs.back().get(), record.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
     }
     const Descriptor& socket = theirs[choice % kSockets];
     std::vector<std::byte> out;
@@ -85,19 +84,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       header.tile.size_bytes = (choice & 16) != 0 ? input.byte() : input.byte() * 257U;
       header.tile.offset_bytes = input.byte();
       const std::size_t payload = std::min<std::size_t>(header.tile.size_bytes, 3 * kTileBytes);
-      std::vector<std::byte> travels(payload);
+      std::vector<std::byte> packed(payload);
       if (header.tile.offset_bytes >= 128) {
-        header.packed_bytes = static_cast<std::uint32_t>(tcp::pack(std::vector<std::byte>(payload), travels));
+        header.packed_bytes = static_cast<std::uint32_t>(tcp::pack(std::vector<std::byte>(payload), packed));
         if ((header.tile.offset_bytes & 1) != 0) header.packed_bytes += input.byte() - 128U;
-        travels.resize(std::min(header.wire_bytes(), 3 * kTileBytes));
-        if (const std::size_t place = input.byte() * 16U; place < travels.size()) travels[place] ^= std::byte{input.byte()};
+        packed.resize(std::min(header.wire_bytes(), 3 * kTileBytes));
+        if (const std::size_t place = input.byte() * 16U; place < packed.size()) packed[place] ^= std::byte{input.byte()};
       }
-      out.resize(tcp::frame_bytes(travels.size()));
-      std::ranges::copy(travels, out.begin() + static_cast<std::ptrdiff_t>(tcp::payload_offset(travels.size())));
+      out.resize(tcp::frame_bytes(packed.size()));
+      std::ranges::copy(packed, out.begin() + static_cast<std::ptrdiff_t>(tcp::payload_offset(packed.size())));
       std::array<std::byte, tcp::kFrameHeaderBytes> bytes{};
       tcp::encode(header, std::vector<std::byte>(payload), bytes);
       std::memcpy(out.data(), bytes.data(), bytes.size());
-      if ((choice & 32) != 0) out.resize(input.byte());  // cut off or too long
+      if ((choice & 32) != 0) out.resize(input.byte());  // truncated or too long
     }
     static_cast<void>(!::send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
     if ((choice & 64) != 0) ::shutdown(socket.get(), SHUT_WR);
@@ -105,7 +104,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     while (const Arrival* arrival = (*link)->peek()) {
       if (arrival->data.size() > kTileBytes || arrival->data.size() != arrival->header.size_bytes) std::abort();
-      if ((choice & 128) != 0) break;  // let it lie
+      if ((choice & 128) != 0) break;  // not released
       (*link)->release();
     }
   }

@@ -1,5 +1,4 @@
-// Packed payloads. The first two bytes say how large the payload is that they claim to be; all bytes are packed themselves,
-// too.
+// Packed payloads. The first two bytes are the claimed payload size. All bytes are also packed and unpacked.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,10 +12,11 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span<const std::byte> input(reinterpret_cast<const std::byte*>(data), size);
   if (size >= 2) {
-    // Memory of just this size, so that a sanitizer sees what is written beyond.
+    // Memory of exactly this size, so that a sanitizer detects writes beyond it.
     const std::size_t bytes = data[0] | std::size_t{data[1]} << 8;
     const auto payload = std::make_unique<std::byte[]>(bytes);
-    if (tcp::unpack(input.subspan(2), {payload.get(), bytes}) && size - 2 < bytes / 2) std::abort();  // no packing is so small
+    if (tcp::unpack(input.subspan(2), {payload.get(), bytes}) && size - 2 < bytes / 2)
+      std::abort();  // packing never halves a payload
   }
   const auto out = std::make_unique<std::byte[]>(size);
   const std::size_t packed = tcp::pack(input, {out.get(), size});

@@ -1,4 +1,4 @@
-// A target with a fault: the driver must find it by mutations of nothing at all.
+// A target with a planted fault, which the driver must find by mutations of an empty input.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// What rank 0 of mpirun tells the others through PMIx: a host, a port and a key. The first byte says what this rank has.
+// What rank 0 publishes through PMIx under mpirun: host, port and key. The first byte selects value type and own key.
 #include <algorithm>
 #include <cctype>
 #include <chrono>
@@ -14,23 +14,23 @@
 namespace shoal {
 namespace {
 
-struct Visit {
+struct Destination {
   std::string host;
   int port = 0;
   Key key{};
 };
-Visit visit;
+Destination destination;
 
 }  // namespace
 
-/// In place of the one that would go there.
+/// Replaces the real one, which would connect.
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool /*is_server*/, std::string_view /*job*/,
                                               const Key& key, std::chrono::steady_clock::time_point /*deadline*/) {
-  visit = {host, port, key};
-  return Status(StatusCode::unsupported, "nobody goes there");
+  destination = {host, port, key};
+  return Status(StatusCode::unsupported, "not connected");
 }
 
-/// Not for a rank that is not the first.
+/// Only rank 0 may call this.
 Result<ServedStore> serve_tcp_store(const std::string& /*host*/, std::string_view /*job*/, const Key& /*key*/,
                                     std::chrono::steady_clock::time_point /*deadline*/) {
   std::abort();
@@ -43,21 +43,21 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the rest is one
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
-  fake_pmix_says((data[0] & 2) != 0 ? PMIX_UINT64 : PMIX_STRING, (data[0] & 4) != 0 ? nullptr : text.data());
+  fake_pmix_set_value((data[0] & 2) != 0 ? PMIX_UINT64 : PMIX_STRING, (data[0] & 4) != 0 ? nullptr : text.data());
   const JobKey given{key_from_text("the key that the user has given"), (data[0] & 1) != 0};
-  visit = {};
+  destination = {};
   const Launch launch{.launcher = "mpirun", .rank = 1, .size = 2, .master_host = {}, .job = "job"};
   const Status status = open_pmix_store(launch, given, std::chrono::steady_clock::now()).status();
   if (status.code() != StatusCode::unsupported) {
     const bool refused = status.code() == StatusCode::system_error && text.starts_with("! ");
-    if (visit.port != 0 || (status.code() != StatusCode::internal && status.code() != StatusCode::mismatch && !refused))
+    if (destination.port != 0 || (status.code() != StatusCode::internal && status.code() != StatusCode::mismatch && !refused))
       std::abort();
     if (std::ranges::any_of(status.message(), [](unsigned char each) { return std::iscntrl(each) != 0; })) std::abort();
     return 0;
   }
-  if (visit.port < 1 || visit.port > 65535 || visit.host.empty()) std::abort();
-  if (std::ranges::any_of(visit.host, [](unsigned char each) { return std::isspace(each) != 0; })) std::abort();
-  // Its own key never gives way to one from outside.
-  if ((visit.key.bytes == given.key.bytes) != given.secret) std::abort();
+  if (destination.port < 1 || destination.port > 65535 || destination.host.empty()) std::abort();
+  if (std::ranges::any_of(destination.host, [](unsigned char each) { return std::isspace(each) != 0; })) std::abort();
+  // A secret key of this rank is never replaced by a received one.
+  if ((destination.key.bytes == given.key.bytes) != given.secret) std::abort();
   return 0;
 }

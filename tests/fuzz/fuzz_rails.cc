@@ -1,6 +1,6 @@
-// Packets and records of the transports over libfabric and UCX. Check sums are made right for a second look, so that the checks
-// behind them are reached. An input that begins with kLinked goes on as what happens to one end of a link: a first byte that
-// says what it is like, then events, each a byte that chooses and what it takes. The peer holds the key, be it ever so mad.
+// Packets and records of the transports over libfabric and UCX. They are parsed again with a valid checksum, so that later
+// checks are reached. An input that begins with kLinked drives one end of a link: a byte that configures it, then events, each
+// a byte that selects it and its arguments. The peer holds the job key, however it misbehaves.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::size_t kMostTile = 65536;
 
-constexpr std::uint8_t kLinked = 0xf0;  // or more
+constexpr std::uint8_t kLinked = 0xf0;  // this value or more
 
 void take(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key) {
   const auto packet = decode_packet(bytes, key, kMostTile);
@@ -58,24 +58,24 @@ class Bytes {
   std::span<const std::uint8_t> rest_;
 };
 
-/// What is said of rails that are lost and tiles that are damaged: the library's own lines, not this program's.
-class Silence {
+/// Suppresses the library's messages about lost rails and damaged tiles on standard error.
+class QuietStderr {
  public:
-  Silence() {
+  QuietStderr() {
     static std::FILE* const nowhere = std::fopen("/dev/null", "w");
     if (nowhere != nullptr) stderr = nowhere;
   }
-  ~Silence() { stderr = before_; }
-  Silence(const Silence&) = delete;
-  Silence& operator=(const Silence&) = delete;
+  ~QuietStderr() { stderr = before_; }
+  QuietStderr(const QuietStderr&) = delete;
+  QuietStderr& operator=(const QuietStderr&) = delete;
 
  private:
   std::FILE* const before_ = stderr;
 };
 
-/// One end of a link, by memory alone. Its first byte: bit 0: two rails; 1: tiles of more than 512 bytes are written; 2: check
-/// sums from the start; 3: messages are small, so that tiles have pieces; 4: the peer does not answer; 5: its address is the
-/// input's; 6: each write takes a receive.
+/// One end of a link, in memory. Its first byte: bit 0: two rails; 1: tiles of more than 512 bytes are written; 2: checksums
+/// from the start; 3: small messages, so that tiles have pieces; 4: the peer does not answer; 5: its address is from the input;
+/// 6: each write takes a receive.
 class End {
  public:
   explicit End(Bytes input) : input_(input) {
@@ -104,17 +104,17 @@ class End {
       const auto raw = input_.some(input_.byte());
       address.assign(raw.begin(), raw.end());
     }
-    // Who has not met stays unmet; what arrives then is looked at all the same.
-    const bool meets = peer_->answers && (shape & 32) == 0;
-    const std::chrono::milliseconds time_limit(meets ? 30'000 : peer_->answers ? 0 : 1);
+    // An end whose handshake fails stays unconnected, but still parses what arrives.
+    const bool connects = peer_->answers && (shape & 32) == 0;
+    const std::chrono::milliseconds time_limit(connects ? 30'000 : peer_->answers ? 0 : 1);
     const int rank = 1;
     auto links = end_->connect({&rank, 1}, {&address, 1}, std::chrono::steady_clock::now() + time_limit);
-    if (meets && !links.ok()) std::abort();
+    if (connects && !links.ok()) std::abort();
     if (links.ok()) link_ = std::move(links->front());
   }
 
   ~End() {
-    // It leaves at once, whatever it waits for.
+    // The end must leave at once in any state.
     peer_->refuses = 0;
     peer_->holds = false;
     peer_->complete();
@@ -127,16 +127,16 @@ class End {
 
   void run() {
     while (!input_.empty()) {
-      happen(input_.byte());
+      apply_event(input_.byte());
       end_->progress();
-      look();
+      read_tiles();
     }
   }
 
  private:
   static constexpr std::size_t kTile = 2048;
 
-  void happen(std::uint8_t choice) {
+  void apply_event(std::uint8_t choice) {
     const std::size_t rail = choice / 16 % 2 % peer_->wires.size();
     switch (choice % 16) {
       case 0:
@@ -149,7 +149,7 @@ class End {
         peer_->deliver(rail, std::as_bytes(raw));
         return;
       }
-      case 5: {  // changed on the way
+      case 5: {  // damaged in transit
         auto message = peer_->encoded(made_packet());
         for (int bits = choice / 32 % 2 + 1; bits > 0; --bits) {
           const std::size_t bit = input_.byte() + 256U * input_.byte();
@@ -179,7 +179,7 @@ class End {
         }
         return;
       case 10:
-        lies_ = (choice & 16) != 0;
+        keeps_tiles_ = (choice & 16) != 0;
         return;
       case 11:
         peer_->holds = (choice & 16) != 0;
@@ -221,7 +221,7 @@ class End {
 
   void packet(std::size_t rail, std::uint8_t choice) {
     const Packet packet = made_packet();
-    // As long as it should be, or not.
+    // A payload of the right size, or another.
     std::size_t payload = 0;
     if (packet.kind == PacketKind::data && packet.pieces > packet.piece)
       payload = piece_extent(packet.tile.size_bytes, packet.pieces, packet.piece).bytes;
@@ -230,7 +230,7 @@ class End {
   }
 
   void record(std::size_t rail, std::uint8_t choice) {
-    if (!peer_->has_hello()) return;  // there is nothing that fits
+    if (!peer_->has_hello()) return;  // no valid record exists yet
     Record record = peer_->record((choice & 32) != 0 ? RecordKind::answer : RecordKind::hello);
     const std::uint8_t changes = input_.byte();
     if ((changes & 1) != 0) record.kind = static_cast<RecordKind>(input_.byte() % 4);
@@ -246,12 +246,12 @@ class End {
     peer_->deliver(rail, bytes);
   }
 
-  void look() {
+  void read_tiles() {
     if (link_ == nullptr) return;
     while (const Arrival* arrival = link_->peek()) {
       if (arrival->data.size() > kTile || arrival->data.size() != arrival->header.size_bytes) std::abort();
-      static_cast<void>(crc32c(arrival->data));  // all of it may be read
-      if (lies_) return;                         // let it lie
+      static_cast<void>(crc32c(arrival->data));  // all bytes must be readable
+      if (keeps_tiles_) return;                  // not released
       link_->release();
       ++next_;
     }
@@ -264,7 +264,7 @@ class End {
   std::optional<testing::HandPeer> peer_;
   std::unique_ptr<Transport> end_;
   std::unique_ptr<Link> link_;
-  bool lies_ = false;
+  bool keeps_tiles_ = false;
   std::uint64_t next_ = 0;
 };
 
@@ -274,13 +274,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const Key key = key_from_text("nobody's");
   static const PacketKey packet_key = make_packet_key(key, {}, {});
   if (size > 1 && data[0] >= kLinked) {
-    const Silence silence;
+    const QuietStderr quiet;
     End(Bytes(std::span(data, size).subspan(1))).run();
   }
   std::array<std::byte, kPacketBytes> raw{};
   std::memcpy(raw.data(), data, std::min(size, raw.size()));
   take(raw, packet_key);
-  // Any fields behind a right check sum.
+  // Arbitrary fields with a valid checksum.
   const auto field = [&](std::size_t at, auto& value) {
     if (at < size) std::memcpy(&value, data + at, std::min(size - at, sizeof value));
   };
@@ -289,7 +289,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::array<std::byte, kPacketBytes> sealed{};
   encode(packet, packet_key, sealed);
   take(sealed, packet_key);
-  // One changed bit is put right.
+  // One changed bit is corrected.
   if (const auto whole = decode_packet(sealed, packet_key, kMostTile)) {
     std::uint16_t bit = 0;
     field(49, bit);
@@ -299,7 +299,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   RecordBytes record{};
   std::memcpy(record.data(), data, std::min(size, record.size()));
-  if (is_proven(record, key)) std::abort();  // nobody guesses an HMAC
+  if (is_proven(record, key)) std::abort();  // an HMAC cannot be guessed
   if (decode_record(record) && !looks_like_record(record)) std::abort();
   Record made;
   field(0, made.kind), field(2, made.version), field(4, made.from_rank), field(8, made.rails), field(10, made.slots);

@@ -1,4 +1,4 @@
-// What EC2 says of security groups, from a file that `shoal doctor` is given.
+// EC2's description of security groups, from a file given to `shoal doctor`.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -1,5 +1,5 @@
-// What a process of the host may send to the rendezvous of shared memory: messages, and a file as the segment. The first byte
-// says which; a segment has its right size and seals, so that its header is what is judged.
+// What a process of the host may send during the handshake of shared memory: messages, and a file as the segment. The first
+// byte selects one. A segment has the right size and seals, so that its header is checked.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ void send_as_message(const std::uint8_t* data, std::size_t size) {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
   const Descriptor theirs(ends[0]);
   const Descriptor ours(ends[1]);
-  if (size > 0 && ::send(theirs.get(), data, size, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // larger than the socket takes
+  if (size > 0 && ::send(theirs.get(), data, size, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // larger than the socket allows
   const shm::Received received = shm::receive_message(ours.get());
   if (size == 0 && received.outcome != shm::ReceiveOutcome::nothing) std::abort();
   if (received.outcome != shm::ReceiveOutcome::message) return;
@@ -46,7 +46,7 @@ void give_as_segment(const std::uint8_t* data, std::size_t size) {
   ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   const auto segment = shm::Segment::attach(layout, kJob, file);
   if (!segment.ok()) return;
-  // Whoever passes says what this rank has worked out itself, and nothing else is taken from the header.
+  // An accepted header equals what this rank computed itself; nothing else is read from it.
   const shm::SegmentHeader& header = segment->header();
   if (header.job_id != kJob || header.ranks != 2 || header.segment_bytes != layout.segment_bytes()) std::abort();
 }

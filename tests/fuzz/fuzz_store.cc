@@ -1,5 +1,5 @@
-// What clients say to the store. The first byte says whether the client belongs to the job (odd) and whether it then speaks
-// openly where it should seal (its second bit); the rest are pieces, each behind its length, of what it says next.
+// Requests of clients to the store. The first byte: odd for a client of the job; second bit set for one that sends plain text
+// instead of encrypted records. The rest are pieces of requests, each after its length.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   StoreSession session(table);
   if (size == 0) return 0;
   const bool member = data[0] % 2 == 1;
-  const bool seals = member && (data[0] & 2) == 0;
+  const bool encrypts = member && (data[0] & 2) == 0;
   std::optional<RecordCipher> cipher;
   if (member) {
     const Nonce mine{};
@@ -36,18 +36,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   while (!rest.empty()) {
     const std::size_t piece = 1 + static_cast<unsigned char>(rest.front()) * 4U;
     rest.remove_prefix(1);
-    std::string said(rest.substr(0, piece));
-    if (seals) append_sealed(said.erase(), *cipher, rest.substr(0, piece));
-    session.receive(said);
+    std::string request(rest.substr(0, piece));
+    if (encrypts) append_sealed(request.erase(), *cipher, rest.substr(0, piece));
+    session.receive(request);
     session.look_again();
     rest.remove_prefix(std::min(piece, rest.size()));
   }
-  // Without the seal nobody changes or learns anything, and who has not entered has not died.
-  if (!seals && table.values.size() != 1) std::abort();
-  if ((session.lost() && !seals) || table.died.size() > 1) std::abort();
-  if (member && !seals && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
-  // What is answered opens.
-  while (seals && !session.unsent.empty()) {
+  // Without encryption a client changes and reads nothing, and a client that has not entered does not count as dead.
+  if (!encrypts && table.values.size() != 1) std::abort();
+  if ((session.lost() && !encrypts) || table.died.size() > 1) std::abort();
+  if (member && !encrypts && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
+  // All answers decrypt.
+  while (encrypts && !session.unsent.empty()) {
     const std::size_t part = std::min(session.unsent.size(), cipher->room().size());
     std::memcpy(cipher->room().data(), session.unsent.data(), part);
     session.unsent.erase(0, part);
@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (bytes > text.size() || !cipher->open(text.data())) std::abort();
     }
   }
-  // A stranger changes nothing, learns nothing and is never taken for a member.
+  // A client without the key changes and reads nothing, and is never trusted.
   if (!member && (session.trusted() || table.values.size() != 1 || session.unsent.size() > 1024)) std::abort();
   if (session.over() && !member && session.refused().empty()) std::abort();
   return 0;

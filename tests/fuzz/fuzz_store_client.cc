@@ -1,6 +1,6 @@
-// What a store, or whoever listens where a store should be, answers to a client. The first byte says who it is: even, a
-// stranger; odd, one that holds the job's key, as a store of a later version or one gone wrong does. What follows is what it
-// says: what the second bit says, openly or sealed.
+// Answers of a store, or of another server at its address, to a client. The first byte: even for a server without the job key;
+// odd for one with it, such as a store of a later version or with a bug. Its second bit selects plain text or encrypted
+// records. The rest are the answers.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,21 +18,21 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const Key key = key_from_text("nobody's");
-  if (size == 0 || size > 60'000) return 0;  // what a socket takes at once
-  const bool knows = data[0] % 2 == 1;
+  if (size == 0 || size > 60'000) return 0;  // capacity of a socket
+  const bool has_key = data[0] % 2 == 1;
   const Nonce mine{};
   std::string answers;
-  const std::string_view said(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const bool seals = knows && (data[0] & 2) == 0;
-  if (knows) {
+  const std::string_view payload(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const bool encrypts = has_key && (data[0] & 2) == 0;
+  if (has_key) {
     const Nonce theirs{};
     answers.push_back(static_cast<char>(StoreAnswer::challenge));
     append_block(answers, "job");
     answers.append(as_text(theirs)).append(as_text(store_server_proof(key, "job", mine, theirs)));
     RecordCipher cipher = store_cipher(key, "job", mine, theirs, false);
-    if (seals) append_sealed(answers, cipher, said);
+    if (encrypts) append_sealed(answers, cipher, payload);
   }
-  if (!seals) answers.append(said);
+  if (!encrypts) answers.append(payload);
 
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
@@ -41,23 +41,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   auto connection = introduce_to_store(Descriptor(ends[0]), "job", key, mine, "10.0.0.1:1", deadline);
   const Status status = connection.ok() ? Status() : connection.status();
-  if (status.ok() != knows) std::abort();
+  if (status.ok() != has_key) std::abort();
   for (const unsigned char c : status.message()) {
     if (c < 0x20 || c == 0x7f) std::abort();
   }
-  for (int call = 0; call < 8 && knows; ++call) {
+  for (int call = 0; call < 8 && has_key; ++call) {
     if (call % 2 == 0) {
-      const Status told = connection->tell("key", "value", deadline);
-      if (told.ok() && !seals) std::abort();
+      const Status status_of_set = connection->tell("key", "value", deadline);
+      if (status_of_set.ok() && !encrypts) std::abort();
     } else {
       const std::uint32_t rank = call % 4 == 1 ? 3 : kStoreNoRank;
       const auto value = connection->ask(rank, "key", deadline);
-      if (value.ok() && (value->value.size() > size || !seals)) std::abort();
+      if (value.ok() && (value->value.size() > size || !encrypts)) std::abort();
       if (value.ok() && rank == kStoreNoRank && (value->died != kStoreNoRank || value->given_up)) std::abort();
-      if (call == 7 && connection->look(deadline).ok() && !seals) std::abort();
+      if (call == 7 && connection->look(deadline).ok() && !encrypts) std::abort();
     }
   }
-  // All that came has an end, so that nothing waits for more.
+  // The connection was shut down, so no call waits until the deadline.
   if (std::chrono::steady_clock::now() >= deadline) std::abort();
   ::close(ends[1]);
   return 0;

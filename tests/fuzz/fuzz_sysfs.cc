@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (cores.ok()) {
     if (cores->size() > (1 << 16) || !std::is_sorted(cores->begin(), cores->end())) std::abort();
     if (!cores->empty() && (cores->front() < 0 || cores->back() >= (1 << 16))) std::abort();
-    const auto again = parse_cores(format_cores(*cores));  // what is printed is read as the same
+    const auto again = parse_cores(format_cores(*cores));  // printing and parsing round-trip
     if (!again.ok() || *again != *cores) std::abort();
   }
   static_cast<void>(parse_hexadecimal(text));

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto again = tcp::decode_hello(tcp::encode(*hello, key));
     if (again != hello) std::abort();
   }
-  if (tcp::is_proven(record, key)) std::abort();  // nobody guesses an HMAC
+  if (tcp::is_proven(record, key)) std::abort();  // an HMAC cannot be guessed
 
   std::array<std::byte, tcp::kFrameHeaderBytes> header{};
   std::memcpy(header.data(), data, std::min(size, header.size()));

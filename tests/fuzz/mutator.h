@@ -1,4 +1,4 @@
-// Makes new inputs from known ones.
+// Mutates known inputs.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace shoal::fuzz {
 
-/// A few random changes of one of `pool` (bits, bytes, numbers at the ends of their ranges, repeated, removed, deeply nested
-/// and foreign parts), at most `longest` bytes. The same generator gives the same input.
+/// A few random mutations of one input of `pool`: bits, bytes, extreme numbers, and repeated, removed, deeply nested and
+/// inserted parts. Returns at most `longest` bytes. The same generator state gives the same input.
 std::string mutate(const std::vector<std::string>& pool, std::size_t longest, std::mt19937_64& random);
 
 }  // namespace shoal::fuzz

@@ -24,7 +24,7 @@ void send_now(const Descriptor& socket, std::string_view bytes) {
 
 }  // namespace
 
-Result<Descriptor> Attacker::dial(const Listener& listener) {
+Result<Descriptor> Attacker::open_connection(const Listener& listener) {
   const auto failed = [&] { return system_error("connect to " + listener.name + " at " + listener.address, errno); };
   if (!listener.tcp()) {
     Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -38,10 +38,10 @@ Result<Descriptor> Attacker::dial(const Listener& listener) {
   const auto to = tcp::parse_address(listener.address);
   if (!to.ok()) return to.status();
   Descriptor socket(::socket(to->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // Without leaving the system a memory of each.
+  // Avoids TIME_WAIT for each connection.
   const linger reset{1, 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-  if (to->family() == AF_INET) {  // from many addresses, since the ports of one run out; of IPv6 there is but one here
+  if (to->family() == AF_INET) {  // from many addresses, since one runs out of ports; for IPv6 there is only ::1
     const int on = 1;
     ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     sockaddr_in from{};
@@ -53,8 +53,8 @@ Result<Descriptor> Attacker::dial(const Listener& listener) {
   return socket;
 }
 
-std::optional<std::string> Attacker::say(const Listener& listener, const std::string& bytes, Clock::time_point deadline) {
-  const auto socket = dial(listener);
+std::optional<std::string> Attacker::exchange(const Listener& listener, const std::string& bytes, Clock::time_point deadline) {
+  const auto socket = open_connection(listener);
   if (!socket.ok()) return std::nullopt;
   send_now(*socket, bytes);
   pollfd polled{socket->get(), POLLIN, 0};
@@ -71,29 +71,29 @@ std::string Attacker::random_bytes(std::size_t most) {
   return bytes;
 }
 
-std::string Attacker::something_known(const Listener& listener) {
+std::string Attacker::known_bytes(const Listener& listener) {
   if (listener.recordings.empty()) return random_() % 2 == 0 ? "SHST\x02" : "SHOL";
   return listener.recordings[random_() % listener.recordings.size()];
 }
 
-void Attacker::keep(Descriptor socket, std::string rest) {
+void Attacker::keep(Descriptor socket, std::string unsent) {
   if (open_.size() >= kMaxOpen) open_.pop_front();
-  open_.push_back({std::move(socket), std::move(rest)});
+  open_.push_back({std::move(socket), std::move(unsent)});
 }
 
-void Attacker::drip() {
+void Attacker::send_slow_bytes() {
   for (Open& one : open_) {
-    if (one.rest.empty()) continue;
-    send_now(one.socket, one.rest.substr(0, 1));
-    one.rest.erase(0, 1);
+    if (one.unsent.empty()) continue;
+    send_now(one.socket, one.unsent.substr(0, 1));
+    one.unsent.erase(0, 1);
   }
 }
 
 Status Attacker::input(const Listener& listener, Kind kind) {
-  if (++inputs_ % 64 == 0) drip();
-  auto dialled = dial(listener);
-  if (!dialled.ok()) return dialled.status();
-  Descriptor socket = std::move(dialled).value();
+  if (++inputs_ % 64 == 0) send_slow_bytes();
+  auto opened = open_connection(listener);
+  if (!opened.ok()) return opened.status();
+  Descriptor socket = std::move(opened).value();
   switch (kind) {
     case Kind::junk:
       send_now(socket, random_bytes(600));
@@ -102,25 +102,25 @@ Status Attacker::input(const Listener& listener, Kind kind) {
       send_now(socket, random_bytes(20'000));
       break;
     case Kind::known_start:
-      send_now(socket, something_known(listener).substr(0, 4 + random_() % 40) + random_bytes(300));
+      send_now(socket, known_bytes(listener).substr(0, 4 + random_() % 40) + random_bytes(300));
       break;
     case Kind::http:
       send_now(socket, "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything\r\n\r\n");
       break;
-    case Kind::altered: {  // all but right; what comes behind the handshake would not be looked at
-      std::string bytes = something_known(listener);
+    case Kind::altered: {  // one wrong bit in the handshake; later bytes would not be read
+      std::string bytes = known_bytes(listener);
       bytes[random_() % std::min(bytes.size(), listener.handshake_bytes())] ^= static_cast<char>(1U << random_() % 8);
       send_now(socket, bytes);
       break;
     }
-    case Kind::recorded:  // right, but from another time
-      send_now(socket, something_known(listener) + (random_() % 2 == 0 ? "" : random_bytes(100)));
+    case Kind::recorded:  // a replay
+      send_now(socket, known_bytes(listener) + (random_() % 2 == 0 ? "" : random_bytes(100)));
       break;
     case Kind::half_open:
       keep(std::move(socket), {});
       break;
     case Kind::slow: {
-      const std::string bytes = something_known(listener);
+      const std::string bytes = known_bytes(listener);
       const std::size_t now = random_() % std::min(bytes.size(), listener.handshake_bytes());
       send_now(socket, bytes.substr(0, now));
       keep(std::move(socket), bytes.substr(now));

@@ -1,4 +1,4 @@
-// Somebody who wants to disturb a job: says all kinds of things to its listeners.
+// The attacker: makes hostile connections of all kinds to the listeners of a job.
 #pragma once
 
 #include <array>
@@ -18,34 +18,34 @@ inline constexpr std::array kKindNames = {"junk",     "long junk", "known start"
                                           "recorded", "half-open", "slow",        "scan"};
 inline constexpr std::size_t kKinds = kKindNames.size();
 
-/// Thread rule: one thread. Everything it does follows from the seed and the order of calls.
+/// Thread rule: one thread. Seed and order of calls determine everything it sends.
 class Attacker {
  public:
   explicit Attacker(std::uint64_t seed) : random_(seed) {}
 
-  /// Makes one more hostile connection. Errors: the system's, where there is no way to the listener.
+  /// Makes one more hostile connection. Errors: of connect().
   Status input(const Listener& listener, Kind kind);
-  /// Says it, and hears what comes back until something has or the connection is closed: empty then, and nothing at all where
+  /// Sends `bytes` on a new connection and returns the first bytes of the answer: "" if the listener closes instead, nullopt if
   /// neither happens before the deadline.
-  std::optional<std::string> say(const Listener& listener, const std::string& bytes,
-                                 std::chrono::steady_clock::time_point deadline);
+  std::optional<std::string> exchange(const Listener& listener, const std::string& bytes,
+                                      std::chrono::steady_clock::time_point deadline);
   /// Closes every connection that is still open.
-  void leave() { open_.clear(); }
+  void close_all() { open_.clear(); }
 
   std::mt19937_64& random() { return random_; }
 
-  static constexpr std::size_t kMaxOpen = 150;  ///< half-open and slow connections that are held at a time
+  static constexpr std::size_t kMaxOpen = 150;  ///< half-open and slow connections that are open at a time
 
  private:
   struct Open {
     Descriptor socket;
-    std::string rest;  ///< to be sent byte by byte
+    std::string unsent;  ///< remaining bytes, sent one by one
   };
-  Result<Descriptor> dial(const Listener& listener);
-  void keep(Descriptor socket, std::string rest);
-  void drip();
+  Result<Descriptor> open_connection(const Listener& listener);
+  void keep(Descriptor socket, std::string unsent);
+  void send_slow_bytes();
   [[nodiscard]] std::string random_bytes(std::size_t most);
-  [[nodiscard]] std::string something_known(const Listener& listener);
+  [[nodiscard]] std::string known_bytes(const Listener& listener);
 
   std::mt19937_64 random_;
   std::deque<Open> open_;

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "tests/hostile/patience.h"
+#include "tests/hostile/wait_until.h"
 
 namespace shoal::hostile {
 namespace {
@@ -17,8 +17,8 @@ constexpr bool kMemoryCounts = false;
 constexpr bool kMemoryCounts = true;
 #endif
 constexpr long kMostHeapGrowth = 16 << 10;
-constexpr long kMostPrivateGrowth = 256 << 10;  // it comes in pages, and a thread's pool in larger pieces
-constexpr std::uint64_t kSumsForTheBoard = 32;  // it is told of memory after every 16th
+constexpr long kMostPrivateGrowth = 256 << 10;  // pages, and pools of threads, which are larger
+constexpr std::uint64_t kSumsForTheBoard = 32;  // the heap is reported after every 16th
 
 long descriptors(pid_t pid) {
   std::error_code error;
@@ -36,12 +36,12 @@ long private_bytes(pid_t pid) {
 
 }  // namespace
 
-Memory memory_of(const Board& board) {
+Memory memory_of(const SharedState& state) {
   Memory memory;
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
-    const Board::Rank& one = board.ranks[rank];
+    const SharedState::Rank& one = state.ranks[rank];
     const std::uint64_t before = one.sums;
-    wait_until([&] { return one.sums >= before + kSumsForTheBoard || board.over; });
+    wait_until([&] { return one.sums >= before + kSumsForTheBoard || state.over; });
     memory.heap_bytes[rank] = one.heap_bytes;
     memory.private_bytes[rank] = private_bytes(one.pid);
   }
@@ -61,20 +61,20 @@ std::string growth(const Memory& before, const Memory& after) {
   return text;
 }
 
-Descriptors descriptors_of(const Board& board) {
+Descriptors descriptors_of(const SharedState& state) {
   Descriptors fewest{};
-  for (std::size_t rank = 0; rank < kRanks; ++rank) fewest[rank] = descriptors(board.ranks[rank].pid);
+  for (std::size_t rank = 0; rank < kRanks; ++rank) fewest[rank] = descriptors(state.ranks[rank].pid);
   for (int i = 0; i < 10; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    for (std::size_t rank = 0; rank < kRanks; ++rank) fewest[rank] = std::min(fewest[rank], descriptors(board.ranks[rank].pid));
+    for (std::size_t rank = 0; rank < kRanks; ++rank) fewest[rank] = std::min(fewest[rank], descriptors(state.ranks[rank].pid));
   }
   return fewest;
 }
 
-std::string await_descriptors(const Board& board, const Descriptors& before) {
+std::string await_descriptors(const SharedState& state, const Descriptors& before) {
   std::string text;
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
-    const auto now = [&] { return descriptors(board.ranks[rank].pid); };
+    const auto now = [&] { return descriptors(state.ranks[rank].pid); };
     if (wait_until([&] { return now() == before[rank]; })) continue;
     text += "rank " + std::to_string(rank) + " holds " + std::to_string(now()) + " descriptors instead of " +
             std::to_string(before[rank]) + "; ";

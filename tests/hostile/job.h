@@ -1,22 +1,24 @@
-// The job that is to be disturbed.
+// The job under attack.
 #pragma once
 
 #include <chrono>
 #include <string>
 
-#include "tests/hostile/board.h"
+#include "tests/hostile/shared_state.h"
 
 namespace shoal::hostile {
 
 inline constexpr const char* kJob = "hostile";
-inline constexpr const char* kFirst = "first/";    ///< before the keys of the communicator that works all the time
-inline constexpr const char* kSecond = "second/";  ///< and of the one that is being made meanwhile
+inline constexpr const char* kFirst = "first/";    ///< key prefix of the communicator that works all the time
+inline constexpr const char* kSecond = "second/";  ///< key prefix of the communicator that is created meanwhile
 
-/// Where in the store a rank tells the attacker on what it listens; `plane`: "control", "network" or "shm".
-std::string told_key(const std::string& communicator, const std::string& plane, int rank);
+/// Key in the store under which a rank publishes its listening addresses for the attacker; `plane`: "control", "network",
+/// "shm".
+std::string listener_key(const std::string& communicator, const std::string& plane, int rank);
 
-/// A rank: makes a communicator, sums on it again and again, and makes another one meanwhile, which gets as far as the board
-/// allows. Returns what was wrong.
-std::string rank_body(int rank, int port, Board& board, std::chrono::milliseconds time_limit);
+/// A rank: creates a communicator and sums on it repeatedly; meanwhile creates another one, stage by stage. Returns the error,
+/// or
+/// "".
+std::string rank_body(int rank, int port, SharedState& state, std::chrono::milliseconds time_limit);
 
 }  // namespace shoal::hostile

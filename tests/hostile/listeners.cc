@@ -20,10 +20,10 @@
 namespace shoal::hostile {
 namespace {
 
-// In front of a Unix socket's name in what a rank says of its shared memory (AddressHead of transports/shm/rendezvous.cc).
+// Bytes before the name of the Unix socket in an address of shared memory (AddressHead of transports/shm/rendezvous.cc).
 constexpr std::size_t kShmAddressHead = 40;
 
-/// Inode of a socket -> who holds it.
+/// Inode of a socket -> its process.
 std::map<std::string, pid_t> sockets_of(const std::vector<pid_t>& pids) {
   std::map<std::string, pid_t> inodes;
   for (const pid_t pid : pids) {
@@ -36,7 +36,7 @@ std::map<std::string, pid_t> sockets_of(const std::vector<pid_t>& pids) {
   return inodes;
 }
 
-// "0100007F:1F90", or four such words before the colon: each in this machine's byte order.
+// "0100007F:1F90", or four such 32-bit numbers before the colon, each in this machine's byte order.
 std::string address_of(const std::string& text) {
   tcp::SocketAddress address;
   std::array<std::uint32_t, 4> words{};
@@ -56,23 +56,24 @@ std::string address_of(const std::string& text) {
   return address.to_string();
 }
 
-// Control links connect all ranks; those for data the loner with the others. The higher rank connects, with two sockets.
+// Control links connect all ranks; data links connect the isolated rank with the others. The higher rank connects, with two
+// sockets.
 std::size_t connections_to(int rank, bool control, bool all_of_them) {
   std::size_t peers = 0;
-  for (int other = rank + 1; other < kRanks; ++other) peers += control || rank == kLoner || other == kLoner ? 1 : 0;
+  for (int other = rank + 1; other < kRanks; ++other) peers += control || rank == kIsolated || other == kIsolated ? 1 : 0;
   return all_of_them ? 2 * peers : peers;
 }
 
 }  // namespace
 
-Result<std::vector<Listener>> told_listeners(Store& store, int port, std::chrono::steady_clock::time_point deadline) {
+Result<std::vector<Listener>> published_listeners(Store& store, int port, std::chrono::steady_clock::time_point deadline) {
   std::vector<Listener> listeners;
   listeners.push_back({"store", "127.0.0.1:" + std::to_string(port), "store", 0, 0, kRanks, {}});
   for (const std::string communicator : {kFirst, kSecond}) {
     const bool second = communicator == kSecond;
     for (const std::string what : {"control", "network"}) {
       for (int rank = 0; rank < kRanks; ++rank) {
-        const auto text = store.get(told_key(communicator, what, rank), deadline);
+        const auto text = store.get(listener_key(communicator, what, rank), deadline);
         if (!text.ok()) return text.status();
         const auto addresses = tcp::split_addresses(*text);
         if (!addresses.ok()) return addresses.status();
@@ -93,10 +94,10 @@ Result<std::vector<Listener>> told_listeners(Store& store, int port, std::chrono
     }
   }
   for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == kLoner) continue;  // it shares no memory
-    const auto text = store.get(told_key(kSecond, "shm", rank), deadline);
+    if (rank == kIsolated) continue;  // the isolated rank shares no memory
+    const auto text = store.get(listener_key(kSecond, "shm", rank), deadline);
     if (!text.ok()) return text.status();
-    // The lowest rank of a node gathers the others; they listen as well, since it takes time to know who is the lowest.
+    // The lowest rank of a node gathers the others. These listen too, until the lowest rank is known.
     listeners.push_back({"second/shm of rank " + std::to_string(rank),
                          "@" + text->substr(kShmAddressHead + 1),
                          "second/shm",
@@ -135,17 +136,18 @@ std::map<std::string, pid_t> found_listeners(const std::vector<pid_t>& pids) {
   return found;
 }
 
-void add_recordings(std::vector<Listener>& listeners, const Board& board) {
-  const std::size_t count = std::min(board.takes.load(), board.taken.size());
+void add_recordings(std::vector<Listener>& listeners, const SharedState& state) {
+  const std::size_t count = std::min(state.connections.load(), state.recorded.size());
   for (Listener& listener : listeners) listener.recordings.clear();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::string to = board.taken[i].to.data();
-    const std::string text(board.taken[i].text.data(), board.taken[i].bytes);
-    const auto heard = std::find_if(listeners.begin(), listeners.end(), [&](const Listener& one) { return one.address == to; });
-    if (heard == listeners.end() || text.size() < heard->handshake_bytes()) continue;
-    // The handshake names ranks and no addresses: what one listener of a rank has heard fits the other as well.
+    const std::string to = state.recorded[i].to.data();
+    const std::string text(state.recorded[i].text.data(), state.recorded[i].bytes);
+    const auto recorded_at =
+        std::find_if(listeners.begin(), listeners.end(), [&](const Listener& one) { return one.address == to; });
+    if (recorded_at == listeners.end() || text.size() < recorded_at->handshake_bytes()) continue;
+    // The handshake names ranks but no addresses: a recording for one listener of a rank also fits its twin.
     for (Listener& one : listeners) {
-      if (one.plane == heard->plane && one.rank == heard->rank) one.recordings.push_back(text);
+      if (one.plane == recorded_at->plane && one.rank == recorded_at->rank) one.recordings.push_back(text);
     }
   }
   for (Listener& listener : listeners) {

@@ -1,4 +1,4 @@
-// The C API with several ranks, as threads that find each other through a store of the program's own.
+// The C API with several ranks: threads that join through a user-supplied store.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace {
 
-/// What a program would write: a dictionary behind two C functions.
+/// A user's store: a dictionary behind two C functions.
 class Dictionary {
  public:
   shoal_store callbacks() { return {this, &Dictionary::set, &Dictionary::get}; }
@@ -67,7 +67,7 @@ void run_ranks(int size, const std::function<void(int, shoal_comm_t)>& body) {
   for (shoal_comm_t comm : comms) shoal_comm_destroy(comm);
 }
 
-TEST(CApi, RanksMeetThroughTheProgramsStore) {
+TEST(CApi, RanksJoinThroughUserStore) {
   run_ranks(2, [](int rank, shoal_comm_t comm) {
     int number = -1;
     EXPECT_EQ(shoal_comm_rank(comm, &number), SHOAL_OK);
@@ -114,7 +114,7 @@ TEST(CApi, ManyOperationsAreInFlight) {
   });
 }
 
-TEST(CApi, AnOperationWaitsForTheOtherRank) {
+TEST(CApi, OperationWaitsForOtherRank) {
   std::atomic<bool> release{false};
   run_ranks(2, [&](int rank, shoal_comm_t comm) {
     if (rank == 1) {
@@ -130,18 +130,18 @@ TEST(CApi, AnOperationWaitsForTheOtherRank) {
     EXPECT_EQ(shoal_work_wait_for(work, 1), SHOAL_TIMEOUT);
     EXPECT_STRNE(shoal_last_error_message(), "");
     release = true;
-    EXPECT_EQ(shoal_work_wait(work), SHOAL_OK);  // giving up waiting did not end the operation
+    EXPECT_EQ(shoal_work_wait(work), SHOAL_OK);  // the timed-out wait did not end the operation
     shoal_work_free(work);
   });
 }
 
-TEST(CApi, MessagesBelongToTheirThread) {
+TEST(CApi, ErrorMessageIsPerThread) {
   EXPECT_EQ(shoal_barrier(nullptr), SHOAL_INVALID_ARGUMENT);
   EXPECT_THAT(shoal_last_error_message(), shoal::testing::Mentions("shoal_barrier", "comm", "NULL"));
   std::thread([] { EXPECT_STREQ(shoal_last_error_message(), ""); }).join();
 }
 
-TEST(CApi, AWorkOutlivesItsCommunicator) {
+TEST(CApi, WorkOutlivesItsCommunicator) {
   shoal_work_t work = nullptr;
   run_ranks(2, [&](int rank, shoal_comm_t comm) {
     if (rank == 0) {
@@ -154,7 +154,7 @@ TEST(CApi, AWorkOutlivesItsCommunicator) {
   shoal_work_free(work);
 }
 
-TEST(CApi, ExceptionsOfTheStoreDoNotCross) {
+TEST(CApi, StoreExceptionsBecomeStatus) {
   shoal_store store{nullptr, [](void*, const char*, const void*, std::size_t) -> shoal_status { throw 7; },
                     [](void*, const char*, std::int64_t, void*, std::size_t, std::size_t*) -> shoal_status { throw 7; }};
   shoal_comm_t comm = nullptr;

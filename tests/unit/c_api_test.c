@@ -5,13 +5,13 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                      \
-  do {                                                                        \
-    if (!(condition)) {                                                       \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      fprintf(stderr, "  last error: %s\n", shoal_last_error_message());      \
-      ++failures;                                                             \
-    }                                                                         \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
+      fprintf(stderr, "  last error: %s\n", shoal_last_error_message());            \
+      ++failures;                                                                   \
+    }                                                                               \
   } while (0)
 
 /* The call fails with `expected`, and the message mentions `fact`. */
@@ -21,29 +21,29 @@ static int failures = 0;
     CHECK(strstr(shoal_last_error_message(), (fact)) != NULL); \
   } while (0)
 
-/* The same of two facts. */
+/* The same with two facts. */
 #define CHECK_FAILS_BY(call, expected, fact, other)             \
   do {                                                          \
     CHECK_FAILS(call, expected, fact);                          \
     CHECK(strstr(shoal_last_error_message(), (other)) != NULL); \
   } while (0)
 
-/* The last error, behind the name of the function. */
-static const char* last_complaint(void) {
+/* The last error without its prefix, the name of the function. */
+static const char* message_without_prefix(void) {
   const char* message = shoal_last_error_message();
   const char* colon = strstr(message, ": ");
   return colon != NULL ? colon : message;
 }
 
 /* The call fails, and the message names the argument that is NULL. */
-#define CHECK_NULL(call, name)                       \
-  do {                                               \
-    CHECK((call) == SHOAL_INVALID_ARGUMENT);         \
-    CHECK(strstr(last_complaint(), (name)) != NULL); \
-    CHECK(strstr(last_complaint(), "NULL") != NULL); \
+#define CHECK_NULL(call, name)                               \
+  do {                                                       \
+    CHECK((call) == SHOAL_INVALID_ARGUMENT);                 \
+    CHECK(strstr(message_without_prefix(), (name)) != NULL); \
+    CHECK(strstr(message_without_prefix(), "NULL") != NULL); \
   } while (0)
 
-static void check_facts(void) {
+static void check_constants(void) {
   CHECK(shoal_version() == SHOAL_VERSION);
   CHECK(strcmp(shoal_status_string(SHOAL_OK), "ok") == 0);
   CHECK(strcmp(shoal_status_string(SHOAL_PEER_FAILED), "peer_failed") == 0);
@@ -174,7 +174,7 @@ static void check_bad_calls(shoal_comm_t comm) {
   CHECK_FAILS_BY(shoal_all_to_all(comm, values, values, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "overlap", "all_to_all");
   CHECK_FAILS(shoal_all_to_all(comm, values, values + 1, 2, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "overlap");
   CHECK_NULL(shoal_all_to_all_v(comm, values, &huge, &value, NULL, SHOAL_INT8), "receive_counts");
-  CHECK(shoal_comm_status(comm) == SHOAL_OK); /* bad arguments close nothing */
+  CHECK(shoal_comm_status(comm) == SHOAL_OK); /* bad arguments do not close the communicator */
 }
 
 static void check_groups_and_messages(shoal_comm_t comm) {
@@ -235,8 +235,8 @@ static void check_good_calls(shoal_comm_t comm) {
   shoal_work_free(work);
 }
 
-/* Alone, every collective hands its input on. */
-static void check_each(shoal_comm_t comm) {
+/* With one rank, every collective copies its input to its output. */
+static void check_one_rank(shoal_comm_t comm) {
   const float input[3] = {1, 2, 3};
   const size_t counts[1] = {3};
   float output[3];
@@ -272,7 +272,7 @@ static void check_each(shoal_comm_t comm) {
   CHECK_COPIES(shoal_all_to_all_v_async(comm, input, counts, output, counts, SHOAL_FLOAT32, &work));
 }
 
-/* Options of calls hold for this thread until they are set again. */
+/* Call options apply to this thread until they are set again. */
 static void check_call_options(shoal_comm_t comm) {
   const float input[3] = {1, 2, 3};
   float output[3] = {0, 0, 0};
@@ -299,7 +299,7 @@ static void check_call_options(shoal_comm_t comm) {
   CHECK(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM) == SHOAL_OK);
 }
 
-/* Closes the communicator: nobody sends, so the deadline of the call, not the later one of the communicator, passes. */
+/* No rank sends, so the deadline of the call expires before that of the communicator, which it closes. */
 static void check_deadline_of_a_call(void) {
   shoal_config config = SHOAL_CONFIG_INITIALIZER;
   shoal_call_options options = SHOAL_CALL_OPTIONS_INITIALIZER;
@@ -318,10 +318,10 @@ static void check_abort(shoal_comm_t comm) {
   float value = 1;
   shoal_work_t work = NULL;
   shoal_status started;
-  CHECK(shoal_comm_abort(comm, "the test says so") == SHOAL_OK);
-  CHECK_FAILS(shoal_comm_status(comm), SHOAL_ABORTED, "the test says so");
-  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_ABORTED, "the test says so");
-  started = shoal_barrier_async(comm, &work); /* may fail at once, or its Work does */
+  CHECK(shoal_comm_abort(comm, "reason of the test") == SHOAL_OK);
+  CHECK_FAILS(shoal_comm_status(comm), SHOAL_ABORTED, "reason of the test");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_ABORTED, "reason of the test");
+  started = shoal_barrier_async(comm, &work); /* either the call or its Work fails */
   CHECK(started == SHOAL_ABORTED || shoal_work_wait(work) == SHOAL_ABORTED);
   shoal_work_free(work);
 }
@@ -330,14 +330,14 @@ int main(void) {
   shoal_comm_t comm = NULL;
   shoal_config config = SHOAL_CONFIG_INITIALIZER;
   config.timeout_ms = 20000;
-  check_facts();
+  check_constants();
   check_null_handles();
   check_config();
   check_store();
   CHECK(shoal_comm_create(&config, &comm) == SHOAL_OK);
   if (comm != NULL) {
     check_good_calls(comm);
-    check_each(comm);
+    check_one_rank(comm);
     check_groups_and_messages(comm);
     check_bad_calls(comm);
     check_call_options(comm);

@@ -1,4 +1,4 @@
-// In which call two ranks that disagree first did, by what each remembers.
+// Finds the first call in which two ranks disagreed, by the calls that each has recorded.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace shoal {
 namespace {
 
-/// A rank that has made `count` all_reduces of different sizes; call `odd` of its own.
+/// A rank that has made `count` all_reduces of different sizes; its call `odd` is a broadcast.
 class Rank {
  public:
   explicit Rank(std::uint64_t count, std::optional<std::uint64_t> odd = std::nullopt) {
@@ -30,39 +30,39 @@ class Rank {
     }
   }
   [[nodiscard]] const FlightRecordPage& page() const { return *flight_record_; }
-  [[nodiscard]] CallHistory tells() const { return latest_calls(page()); }
+  [[nodiscard]] CallHistory history() const { return latest_calls(page()); }
 
  private:
   FlightRecordEntry flight_record_{nullptr, 0, 0, {}};
 };
 
-TEST(CallHistory, TheFirstCallThatDiffersIsFoundHoweverFarEachHasGoneOn) {
+TEST(CallHistory, FindsFirstDifferentCallAtAnyLag) {
   for (const auto& [mine, theirs] : {std::pair{5, 5}, {5, 90}, {90, 5}, {1000, 1000}, {1000, 1090}, {1090, 1000}}) {
     const std::uint64_t odd = static_cast<std::uint64_t>(std::min(mine, theirs)) - 2;
-    const auto found = first_difference(Rank(mine).page(), Rank(theirs, odd).tells());
+    const auto found = first_difference(Rank(mine).page(), Rank(theirs, odd).history());
     ASSERT_TRUE(found) << mine << " " << theirs;
     EXPECT_EQ(found->sequence, odd);
     EXPECT_EQ(found->signature.kind, CollectiveKind::broadcast);
-    EXPECT_FALSE(first_difference(Rank(mine).page(), Rank(theirs).tells()));
+    EXPECT_FALSE(first_difference(Rank(mine).page(), Rank(theirs).history()));
   }
 }
 
-TEST(CallHistory, WhatEitherHasForgottenOrNotYetMadeIsNoDifference) {
-  EXPECT_FALSE(first_difference(Rank(1000).page(), Rank(1000, 500).tells()));  // forgotten
-  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(20, 15).tells()));       // not made
-  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(10'000).tells()));       // nothing that both remember
-  EXPECT_FALSE(first_difference(Rank(10'000).page(), Rank(10).tells()));
-  EXPECT_FALSE(first_difference(Rank(0).page(), Rank(0).tells()));
+TEST(CallHistory, IgnoresCallsThatOnlyOneRankKnows) {
+  EXPECT_FALSE(first_difference(Rank(1000).page(), Rank(1000, 500).history()));  // overwritten
+  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(20, 15).history()));       // not made yet
+  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(10'000).history()));       // no call that both have recorded
+  EXPECT_FALSE(first_difference(Rank(10'000).page(), Rank(10).history()));
+  EXPECT_FALSE(first_difference(Rank(0).page(), Rank(0).history()));
 }
 
-TEST(CallHistory, TravelsInOneTileOfTheControlPlane) {
-  const CallHistory told = Rank(1000).tells();
-  const auto bytes = to_bytes(told);
+TEST(CallHistory, FitsInOneControlTile) {
+  const CallHistory sent = Rank(1000).history();
+  const auto bytes = to_bytes(sent);
   EXPECT_LE(bytes.size(), 4096U);
-  const auto heard = parse_history(bytes);
-  ASSERT_TRUE(heard);
-  EXPECT_EQ(heard->first, 1000 - kFlightRecordCalls / 2);
-  EXPECT_EQ(heard->calls, told.calls);
+  const auto received = parse_history(bytes);
+  ASSERT_TRUE(received);
+  EXPECT_EQ(received->first, 1000 - kFlightRecordCalls / 2);
+  EXPECT_EQ(received->calls, sent.calls);
   EXPECT_TRUE(parse_history(to_bytes({})));
 }
 
@@ -73,26 +73,27 @@ CallSignature numbered(std::uint64_t count) {
   return signature;
 }
 
-/// What is said of a call after calls with these hashes.
-CallSignature said_after(std::initializer_list<std::uint64_t> hashes) {
+/// The signature of a call that follows calls with these hashes.
+CallSignature signature_after(std::initializer_list<std::uint64_t> hashes) {
   CallChain chain;
   for (const std::uint64_t hash : hashes) chain.add(hash);
   return chain.of(numbered(9));
 }
 
-TEST(CallChain, TellsOfAllCallsBefore) {
-  EXPECT_EQ(said_after({}), said_after({}));
-  EXPECT_EQ(said_after({1, 2, 3}), said_after({1, 2, 3}));
-  for (const auto& other : {said_after({}), said_after({1, 2}), said_after({1, 3, 2}), said_after({0, 1, 2, 3}),
-                            said_after({1, 2, 3, 0}), said_after({1, 2, 3 + (std::uint64_t{1} << 63)})}) {
-    EXPECT_FALSE(other == said_after({1, 2, 3}));
-    EXPECT_THAT(difference(other, said_after({1, 2, 3})), testing::Mentions("algorithm"));
-    // Where the hash of counts may be.
+TEST(CallChain, CoversAllEarlierCalls) {
+  EXPECT_EQ(signature_after({}), signature_after({}));
+  EXPECT_EQ(signature_after({1, 2, 3}), signature_after({1, 2, 3}));
+  for (const auto& other :
+       {signature_after({}), signature_after({1, 2}), signature_after({1, 3, 2}), signature_after({0, 1, 2, 3}),
+        signature_after({1, 2, 3, 0}), signature_after({1, 2, 3 + (std::uint64_t{1} << 63)})}) {
+    EXPECT_FALSE(other == signature_after({1, 2, 3}));
+    EXPECT_THAT(difference(other, signature_after({1, 2, 3})), testing::Mentions("algorithm"));
+    // The low half may hold the hash of counts.
     EXPECT_EQ(static_cast<std::uint32_t>(other.plan_fingerprint), static_cast<std::uint32_t>(numbered(9).plan_fingerprint));
   }
 }
 
-TEST(CallChain, ADifferenceIsNeverForgotten) {
+TEST(CallChain, KeepsDifferenceForever) {
   CallChain mine;
   CallChain other;
   mine.add(1);
@@ -104,11 +105,11 @@ TEST(CallChain, ADifferenceIsNeverForgotten) {
   }
 }
 
-TEST(CallHistory, BytesOfAStrangerAreRefusedOrHarmless) {
-  auto bytes = to_bytes(Rank(3).tells());
+TEST(CallHistory, MalformedBytesAreRefusedOrHarmless) {
+  auto bytes = to_bytes(Rank(3).history());
   for (const std::size_t size : {0UL, 7UL, 9UL, bytes.size() - 1})
     EXPECT_FALSE(parse_history(std::span(bytes).first(size))) << size;
-  CallHistory wraps = Rank(3, 2).tells();
+  CallHistory wraps = Rank(3, 2).history();
   wraps.first = std::numeric_limits<std::uint64_t>::max() - 1;  // its third is call 0
   const auto found = first_difference(Rank(10).page(), wraps);
   ASSERT_TRUE(found);

@@ -26,12 +26,12 @@ TEST(CallMeter, FindsTheMedianOfAnySizeWithinItsBins) {
   }
 }
 
-TEST(CallMeter, IsEmptyAtFirstAndTakesEveryTime) {
+TEST(CallMeter, StartsEmptyAndAcceptsAnyTime) {
   CallMeter meter;
   EXPECT_EQ(meter.calls(), 0U);
   EXPECT_EQ(meter.median_us(), 0);
   EXPECT_EQ(meter.predicted_us(), 0);
-  meter.add(nanoseconds(-5), 2);  // a clock that goes back
+  meter.add(nanoseconds(-5), 2);  // the clock went back
   EXPECT_EQ(meter.median_us(), 0);
   meter.add(nanoseconds::max(), 4);
   meter.add(nanoseconds::max(), 6);
@@ -50,7 +50,7 @@ TEST(CallStatistics, CallsOfOneKindShareAMeter) {
   EXPECT_NE(statistics.meter(CollectiveKind::broadcast, 1024, "ring", "model"), meter);
 }
 
-TEST(CallStatistics, PrintsWhatRanWithItsRatioAndReason) {
+TEST(CallStatistics, PrintsRanCallsWithRatioAndReason) {
   CallStatistics statistics;
   EXPECT_THAT(statistics.text("2 ranks on 1x2 over shm"), ::testing::MatchesRegex(".*2 ranks on 1x2 over shm[^\n]*\n"))
       << "and no table";
@@ -69,7 +69,7 @@ TEST(CallStatistics, PrintsWhatRanWithItsRatioAndReason) {
   EXPECT_LT(text.find("all_reduce"), text.find("broadcast"));
 }
 
-TEST(CallStatistics, CountsWhatDoesNotFit) {
+TEST(CallStatistics, CountsCallsBeyondItsCapacity) {
   CallStatistics statistics;
   for (std::size_t i = 0; i < CallStatistics::kEntries; ++i) {
     statistics.meter(CollectiveKind::all_reduce, 4, "algorithm " + std::to_string(i), "model")->add(nanoseconds(10), 1);

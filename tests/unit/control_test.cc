@@ -1,4 +1,4 @@
-// The control plane: what it sends waits for no peer.
+// The control plane: a send never waits for a peer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using Kind = ControlPlane::Message::Kind;
 
-/// Takes tiles when it is told to, and reads their memory as late as it may.
+/// Accepts tiles while `accepts` is set, and reads their memory as late as the contract allows.
 class FakeLink final : public Link {
  public:
   struct Tile {
@@ -32,7 +32,7 @@ class FakeLink final : public Link {
   [[nodiscard]] int peer() const noexcept override { return peer_; }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return 4096; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    if (!takes) return false;
+    if (!accepts) return false;
     tiles.push_back({header, data});
     return true;
   }
@@ -41,7 +41,7 @@ class FakeLink final : public Link {
   void release() noexcept override {}
   [[nodiscard]] const Status& status() const noexcept override { return status_; }
 
-  /// What it has taken: the kinds, with the texts.
+  /// Kinds and texts of the accepted tiles.
   [[nodiscard]] std::string seen() const {
     std::string text;
     for (const Tile& tile : tiles) {
@@ -51,7 +51,7 @@ class FakeLink final : public Link {
     return text;
   }
 
-  bool takes = true;
+  bool accepts = true;
   std::uint64_t sent = 0;
   std::vector<Tile> tiles;
 
@@ -96,15 +96,15 @@ class ControlTest : public ::testing::Test {
   const GroupName group_ = GroupName().child(both_, 0);
 };
 
-TEST_F(ControlTest, ASlowPeerHoldsUpNoSend) {
-  links_[0]->takes = false;
+TEST_F(ControlTest, SlowPeerDelaysNoSend) {
+  links_[0]->accepts = false;
   for (const char* words : {"one", "two", "three"}) wait(words);
   control_->send_abort(group_, both_, {StatusCode::aborted, "why"});
-  EXPECT_EQ(waits_, 0) << "a send has waited for the peer";
+  EXPECT_EQ(waits_, 0) << "a send waited for the peer";
   EXPECT_EQ(links_[1]->seen(), "5:one 5:two 5:three 1:\5why ");
   EXPECT_TRUE(control_->pending());
-  // Of what a peer has not read only the latest counts.
-  links_[0]->takes = true;
+  // Of unread waits only the latest is sent.
+  links_[0]->accepts = true;
   std::vector<ControlPlane::Message> messages;
   control_->poll(messages);
   EXPECT_EQ(links_[0]->seen(), "5:three 1:\5why ");
@@ -113,12 +113,12 @@ TEST_F(ControlTest, ASlowPeerHoldsUpNoSend) {
   for (FakeLink* link : links_) link->sent = link->tiles.size();
 }
 
-TEST_F(ControlTest, WaitsOfSeveralGroupsStayApart) {
-  links_[0]->takes = false;
+TEST_F(ControlTest, QueuesWaitsPerGroup) {
+  links_[0]->accepts = false;
   const GroupName other = GroupName().child(both_, 1);
   wait("here");
   control_->send_wait(other, both_, std::as_bytes(std::span("elsewhere", 9)));
-  links_[0]->takes = true;
+  links_[0]->accepts = true;
   std::vector<ControlPlane::Message> messages;
   control_->poll(messages);
   ASSERT_EQ(links_[0]->seen(), "5:here 5:elsewhere ");
@@ -127,8 +127,8 @@ TEST_F(ControlTest, WaitsOfSeveralGroupsStayApart) {
   EXPECT_EQ(named(links_[0]->tiles[1].header), other);
 }
 
-TEST_F(ControlTest, APeerThatReadsNothingIsTakenForDead) {
-  links_[0]->takes = false;
+TEST_F(ControlTest, PeerThatReadsNothingIsDeclaredDead) {
+  links_[0]->accepts = false;
   for (std::uint32_t made = 0; made <= ControlPlane::kMostQueued; ++made)
     control_->send_farewell(GroupName().child(both_, made), both_, {});
   EXPECT_FALSE(control_->pending()) << "the queue is dropped";
@@ -143,7 +143,7 @@ TEST_F(ControlTest, APeerThatReadsNothingIsTakenForDead) {
   EXPECT_EQ(links_[1]->tiles.size(), ControlPlane::kMostQueued + 1);
 }
 
-TEST(RollCallBytes, FewRanksTakeFewAndComeBack) {
+TEST(StragglerBytes, SmallReportsAreShortAndRoundTrip) {
   StragglerDetector::Words words{7, 1, {}, {}, {}};
   words.absent.insert(3);
   words.slow.insert(1);

@@ -1,4 +1,4 @@
-// Element-by-element reference for the tests of a Device: slow, obvious, and independent of the code under test.
+// Element-by-element reference for the tests of a Device, independent of the code under test.
 #pragma once
 
 #include <algorithm>

@@ -49,7 +49,7 @@ T random_element(std::mt19937_64& random) {
   const std::uint64_t bits = random();
   const bool special = (random() & 7) == 0;
   if constexpr (reference::kIsSmall<T>) {
-    if (special) return {static_cast<decltype(T::bits)>(bits)};  // any pattern at all
+    if (special) return {static_cast<decltype(T::bits)>(bits)};  // any bit pattern
     return T::encode(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-60);
   } else if constexpr (std::is_floating_point_v<T>) {
     using L = std::numeric_limits<T>;
@@ -185,7 +185,7 @@ void check_counts(const std::vector<std::size_t>& counts, const std::vector<std:
     for (const auto& [op, divisor] : operations(static_cast<DataType>(type))) {
       for (const std::size_t operand_count : operand_counts) {
         for (const std::size_t count : counts) {
-          // Out of place, and onto one operand; the sweep over the counts meets each operand many times.
+          // Out of place, and onto one operand; over all counts each operand is the target many times.
           const int in_place = static_cast<int>((count + static_cast<std::size_t>(op)) % operand_count);
           for (const int target_is : {-1, in_place}) {
             const Case c{static_cast<DataType>(type), op, divisor, operand_count, count, target_is};
@@ -272,7 +272,7 @@ TEST_P(HostDevice, CombinesEveryPairOf8Bits) {
   check_pairs<reference::Float8E5M2>(DataType::float8_e5m2);
 }
 
-/// What shoal promises of 8 bits beyond the largest value, in patterns written out by hand.
+/// Results beyond the largest 8-bit value, in patterns written by hand.
 TEST_P(HostDevice, ShowsOverflowOf8Bits) {
   const auto sum = [](DataType type, const std::vector<std::uint8_t>& values) {
     std::vector<const std::byte*> operands;
@@ -283,9 +283,9 @@ TEST_P(HostDevice, ShowsOverflowOf8Bits) {
   };
   // float8_e4m3fn: 448 = 0x7E, 16 = 0x58, 18 = 0x59, NaN = 0x7F.
   EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x58}), 0x7E);        // 464 is a tie: the even 448
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x59}), 0x7F);        // 466 is nearer to the 480 that is not there
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x59}), 0x7F);        // 466 is nearer to 480, which the format lacks
   EXPECT_EQ(sum(DataType::float8_e4m3fn, {0xFE, 0xFE}), 0xFF);        // the NaN keeps the sign
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x7E, 0xFE}), 0x7E);  // not between operands
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x7E, 0xFE}), 0x7E);  // no overflow between operands
   EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x38, 0x18, 0x18}), 0x39);  // 1 + 1/16 + 1/16: rounded once
   // float8_e5m2: 57344 = 0x7B, 4096 = 0x6C, 3584 = 0x6B, infinity = 0x7C.
   EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6B}), 0x7B);
@@ -375,7 +375,7 @@ TEST_P(HostDevice, StreamsAnySizeAtAnyAlignment) {
 INSTANTIATE_TEST_SUITE_P(Target, HostDevice, ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
                          [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
 
-/// The suite above would prove little if every parameter ran the same code.
+/// Without this the suite above could run the same code for every parameter.
 TEST(HostDeviceDispatch, EveryTargetHasItsOwnKernels) {
   std::set<host::Kernel> seen;
   const auto targets = hwy::SupportedAndGeneratedTargets();

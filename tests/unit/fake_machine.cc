@@ -41,7 +41,7 @@ Device ethernet(std::string bridges, std::string address, std::string vendor, st
           std::move(name),    std::move(speed)};
 }
 
-/// Four roots, each with two GPUs and one NIC, as aws-ofi-nccl's topology file for it says.
+/// Four roots, each with two GPUs and one NIC, as in aws-ofi-nccl's topology file.
 Machine p4d() {
   Machine machine{{"0-23,48-71", "24-47,72-95"}, 48, {}, "Amazon EC2", "p4d.24xlarge", "i-0123456789abcdef0"};
   int index = 0;
@@ -83,7 +83,7 @@ Machine p5() {
   return machine;
 }
 
-/// Everything on one root; the one NIC is close to the second half of the GPUs.
+/// All devices on one root; the NIC is near the second half of the GPUs.
 Machine g5() {
   Machine machine{{"0-47,96-143", "48-95,144-191"}, 96, {}, "Amazon EC2", "g5.48xlarge", "i-0aaaaaaaaaaaaaaa0"};
   for (int i = 0; i < 8; ++i) {
@@ -95,7 +95,8 @@ Machine g5() {
 
 Machine laptop() {
   Machine machine{{"0-7"}, 4, {}, "LENOVO", "21CB00AAGE", "none"};
-  machine.devices.push_back({"pci0000:00", "0000:00:02.0", "0x8086", "0x46a6", "0x030000", -1, "", "", "", ""});  // its display
+  machine.devices.push_back(
+      {"pci0000:00", "0000:00:02.0", "0x8086", "0x46a6", "0x030000", -1, "", "", "", ""});  // display controller
   machine.devices.push_back(ethernet("pci0000:00", "0000:00:1f.6", "0x8086", "0x1a1e", -1, "enp0s31f6", "1000"));
   Device wireless = ethernet("pci0000:00/0000:00:1c.0", "0000:09:00.0", "0x8086", "0x2725", -1, "wlan0", "");
   wireless.device_class = "0x028000";

@@ -1,4 +1,4 @@
-// A metadata service on loopback that behaves as it is told to.
+// A fake EC2 metadata service on loopback.
 #pragma once
 
 #include <arpa/inet.h>
@@ -20,7 +20,7 @@ namespace shoal::fake {
 
 class MetadataServer {
  public:
-  /// What is sent for a request. `hold`: the connection stays open for as long as the server lives.
+  /// The answer to a request. `hold`: the connection stays open until the server ends.
   struct Reply {
     std::string bytes;
     bool hold = false;
@@ -56,10 +56,10 @@ class MetadataServer {
 
   static Reply answer(const std::string& body, int status = 200) {
     return {"HTTP/1.1 " + std::to_string(status) +
-            " Words\r\nContent-Type: text/plain\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body};
+            " Reason\r\nContent-Type: text/plain\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body};
   }
-  /// As the real one: a token for a PUT, and with that token the texts at their paths.
-  static Handler honest(std::map<std::string, std::string> texts) {
+  /// Behaves like EC2: a token for a PUT, and with that token the texts at their paths.
+  static Handler ec2_like(std::map<std::string, std::string> texts) {
     return [texts = std::move(texts)](const std::string& request) {
       if (request.starts_with("PUT /latest/api/token ")) {
         return request.find("X-aws-ec2-metadata-token-ttl-seconds: ") == std::string::npos ? answer("", 400)

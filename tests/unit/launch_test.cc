@@ -1,4 +1,4 @@
-// What launchers say in the environment.
+// The environment that launchers set.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ const Variables kSrun{{"SLURM_PROCID", "5"},
                       {"SLURM_STEP_ID", "0"},
                       {"SLURM_STEP_NODELIST", "gpu[07-09]"}};
 
-TEST(DetectLaunch, AnAddressMayHaveBracketsAndAPort) {
+TEST(DetectLaunch, AddressMayHaveBracketsAndPort) {
   const auto master_of = [](const std::string& address, const Variables& base) {
     const auto launch = detect(with(base, {{"SHOAL_MASTER_ADDR", address}}));
     return launch.ok() ? launch->master_host + " " + std::to_string(launch->master_port) : launch.status().to_string();
@@ -74,7 +74,7 @@ TEST(DetectLaunch, AnAddressMayHaveBracketsAndAPort) {
   EXPECT_EQ(detect(with(kTorchrun, {{"MASTER_ADDR", "[fd00::3]"}}))->master_host, "fd00::3");
 }
 
-TEST(DetectLaunch, OneRankWhereNoLauncherSpeaks) {
+TEST(DetectLaunch, OneRankWithoutLauncher) {
   for (const Variables& nothing : {Variables{}, Variables{{"SHOAL_RANK", ""}, {"RANK", ""}, {"WORLD_SIZE", ""}},
                                    Variables{{"SLURM_JOB_ID", "1"}, {"SLURM_PROCID", "0"}}}) {
     const auto launch = detect(nothing);
@@ -85,7 +85,7 @@ TEST(DetectLaunch, OneRankWhereNoLauncherSpeaks) {
   }
 }
 
-TEST(DetectLaunch, EachLauncherIsUnderstood) {
+TEST(DetectLaunch, ParsesEachLauncher) {
   const auto expect = [](const Variables& variables, const Launch& wanted) {
     const auto launch = detect(variables);
     ASSERT_TRUE(launch.ok()) << launch.status().to_string();
@@ -108,7 +108,7 @@ TEST(DetectLaunch, EachLauncherIsUnderstood) {
   expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
 }
 
-TEST(DetectLaunch, NoStoreIsGivenAPortThatConnectionsAreGiven) {
+TEST(DetectLaunch, StorePortAvoidsEphemeralRange) {
   const auto port_of = [](const Variables& variables) {
     const auto launch = detect(variables);
     return launch.ok() ? launch->master_port : -1;
@@ -117,11 +117,12 @@ TEST(DetectLaunch, NoStoreIsGivenAPortThatConnectionsAreGiven) {
   for (int port = 1; port <= 65506; ++port) {
     const int store = port_of(with(kTorchrun, {{"MASTER_PORT", std::to_string(port)}}));
     ASSERT_TRUE(store >= 30 && store <= 65535 && (store < 32768 || store > 60999)) << port << ": " << store;
-    ASSERT_NE(store, before) << "jobs whose launchers have ports next to each other";
+    ASSERT_NE(store, before) << "jobs with adjacent launcher ports share a store port";
     before = store;
   }
   for (const int port : {29500, 32738, 60971, 65506}) {
-    EXPECT_EQ(port_of(with(kTorchrun, {{"MASTER_PORT", std::to_string(port)}})), port + 29) << "not one of connections";
+    EXPECT_EQ(port_of(with(kTorchrun, {{"MASTER_PORT", std::to_string(port)}})), port + 29)
+        << "outside the ephemeral range the offset is 29";
   }
   for (const int id : {0, 12767, 12768, 1234567, 2147483647}) {
     const int store = port_of(with(kSrun, {{"SLURM_JOB_ID", std::to_string(id)}}));
@@ -129,7 +130,7 @@ TEST(DetectLaunch, NoStoreIsGivenAPortThatConnectionsAreGiven) {
   }
 }
 
-TEST(DetectLaunch, ShoalsOwnVariablesWinOverTheLaunchers) {
+TEST(DetectLaunch, ShoalVariablesOverrideLauncher) {
   for (const Variables& launcher : {kMpirun, kTorchrun, kSrun}) {
     const auto launch =
         detect(with(launcher, {{"SHOAL_MASTER_ADDR", "here"}, {"SHOAL_MASTER_PORT", "81"}, {"SHOAL_JOB_ID", "mine"}}));
@@ -142,12 +143,12 @@ TEST(DetectLaunch, ShoalsOwnVariablesWinOverTheLaunchers) {
     ASSERT_TRUE(unset.ok()) << unset.status().to_string();
     EXPECT_EQ(unset->master_port, detect(launcher)->master_port);
   }
-  // With a port of our own, the launcher's does not matter.
+  // With SHOAL_MASTER_PORT, the launcher's port is not needed.
   EXPECT_TRUE(detect(with(without(kTorchrun, "MASTER_PORT"), {{"SHOAL_MASTER_PORT", "81"}})).ok());
   EXPECT_TRUE(detect(with(without(kSrun, "SLURM_JOB_ID"), {{"SHOAL_MASTER_PORT", "81"}})).ok());
 }
 
-TEST(DetectLaunch, WhatMakesNoSenseIsNamed) {
+TEST(DetectLaunch, InvalidValuesAreNamed) {
   const struct {
     const Variables& base;
     const char *rank, *size, *last;
@@ -186,13 +187,13 @@ TEST(DetectLaunch, SeveralRanksNeedAnAddress) {
   expect_refused(without(kShoalRun, "SHOAL_MASTER_PORT"), advice);
   expect_refused(without(kTorchrun, "MASTER_ADDR"), and_source("MASTER_ADDR"));
   expect_refused(with(kSrun, {{"SLURM_STEP_NODELIST", "gpu[1"}}), and_source("SLURM_STEP_NODELIST"));
-  // One rank meets nobody.
+  // A single rank needs no address.
   EXPECT_TRUE(detect({{"SHOAL_RANK", "0"}, {"SHOAL_SIZE", "1"}}).ok());
   EXPECT_TRUE(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).ok());
   EXPECT_TRUE(detect({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).ok());
 }
 
-TEST(FirstSlurmHost, ReadsHostListsAndRefusesRubbish) {
+TEST(FirstSlurmHost, ReadsHostListsAndRefusesMalformedOnes) {
   const std::pair<const char*, const char*> lists[] = {
       {"node1", "node1"},
       {"node1,node2", "node1"},

@@ -1,4 +1,4 @@
-// The faults of the loopback transport: decided by the seed, and as the options say.
+// The faults of the loopback transport: determined by seed and options.
 #include "transports/loopback/loopback.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using loopback::Fate;
 
-/// All ends of a hub, connected, in one thread's hands.
+/// All ends of a hub, connected, for use by one thread.
 struct Net {
   explicit Net(int ranks, const LoopbackOptions& options) : hub(std::move(LoopbackHub::create(ranks, options)).value()) {
     for (int r = 0; r < ranks; ++r) ends.push_back(std::move(hub.make_transport(r)).value());
@@ -88,12 +88,12 @@ TEST(Loopback, RefusesAsOftenAsTheSeedSays) {
   }
 }
 
-TEST(Loopback, DelaysLetLinksOvertakeEachOtherButKeepOrderWithinALink) {
+TEST(Loopback, DelaysReorderLinksButKeepOrderWithinALink) {
   LoopbackOptions options;
   options.mean_delay = 2ms;
   options.capacity_tiles = 64;
   int overtaken = 0;
-  // Who gets no core for 4 ms finds everything there, and nothing overtaken.
+  // If this thread gets no core for 4 ms, all tiles have arrived and none has overtaken another: try again.
   for (int attempt = 0; overtaken == 0 && attempt < 50; ++attempt) {
     options.seed = static_cast<std::uint64_t>(attempt);
     Net net(3, options);
@@ -123,7 +123,7 @@ TEST(Loopback, LateCopyReadsTheSourceOnlyWhenTheTileIsTaken) {
   std::byte data[4] = {std::byte{1}};
   ASSERT_TRUE(net.link(0, 1).try_send({0, 0, 0, 4, 0}, data));
   EXPECT_EQ(net.link(0, 1).sent_tiles(), 0U);
-  data[0] = std::byte{2};  // what an engine must not do, and what this option shows
+  data[0] = std::byte{2};  // an engine must not do this; the option makes it visible
   const Arrival* arrival = net.link(1, 0).peek();
   ASSERT_NE(arrival, nullptr);
   EXPECT_EQ(arrival->data[0], std::byte{2});
@@ -151,7 +151,7 @@ TEST(Loopback, KillsTheRankAfterTheGivenNumberOfTiles) {
       net.link(other, 1).release();
     }
     EXPECT_EQ(net.link(other, 1).peek(), nullptr);
-    EXPECT_TRUE(net.link(other, 2 - other).status().ok()) << "the others live on";
+    EXPECT_TRUE(net.link(other, 2 - other).status().ok()) << "the other ranks stay connected";
   }
   net.ends[1]->progress();
   EXPECT_FALSE(net.link(1, 0).status().ok());
@@ -170,7 +170,7 @@ TEST(Loopback, BadOptionsAreRefused) {
   LoopbackHub hub = std::move(LoopbackHub::create(2)).value();
   EXPECT_FALSE(hub.make_transport(2).ok());
   EXPECT_TRUE(hub.make_transport(1).ok());
-  EXPECT_FALSE(hub.make_transport(1).ok()) << "made before";
+  EXPECT_FALSE(hub.make_transport(1).ok()) << "made twice";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// make_fake_machine p5 DIR: writes a tree like /sys of such a machine into DIR, for tests of the command line.
+// make_fake_machine p5 DIR: writes a fake /sys tree of such a machine into DIR, for tests of the command line.
 #include <cstdio>
 
 #include "tests/unit/fake_machine.h"

@@ -1,4 +1,4 @@
-// What waits for a counterpart, by rank and tag: against a list that is searched from its front.
+// Unmatched sends and receives by rank and tag, compared with a list that is searched from its front.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 namespace shoal {
 namespace {
 
-TEST(FlatMapTest, HoldsWhatAnOrdinaryMapHolds) {
+TEST(FlatMapTest, MatchesStandardMap) {
   const testing::Seeds seeds = testing::wanted_seeds({0, 20});
   for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     std::mt19937_64 random(seed);
     FlatMap<std::uint64_t> map;
     std::unordered_map<std::uint64_t, std::uint64_t> model;
     for (int step = 0; step < 4000; ++step) {
-      // Neighbours and multiples of a power of two, so that places collide.
+      // Adjacent keys and multiples of a power of two, so that hashes collide.
       const std::uint64_t key = random() % 3 == 0 ? random() % 64 << 32 : random() % 256;
       if (random() % 2 == 0) {
         map.put(key, static_cast<std::uint64_t>(step));
@@ -46,7 +46,7 @@ TEST(FlatMapTest, HoldsWhatAnOrdinaryMapHolds) {
   }
 }
 
-TEST(MatchQueuesTest, GivesTheOldestOfARankAndTag) {
+TEST(MatchQueuesTest, ReturnsOldestOfRankAndTag) {
   struct Entry {
     int rank;
     int tag;
@@ -66,7 +66,7 @@ TEST(MatchQueuesTest, GivesTheOldestOfARankAndTag) {
         queues.push(rank, tag, step);
         model.push_back({rank, tag, step});
       } else if (found != model.end()) {
-        // Orders compare between queues.
+        // Positions compare across queues.
         const auto other = queues.oldest(-1, tag);
         const auto its = std::ranges::find_if(model, [&](const Entry& each) { return each.rank == -1 && each.tag == tag; });
         if (other) {

@@ -28,12 +28,12 @@ TEST(MemAlloc, IsZeroAlignedAndWritable) {
     EXPECT_TRUE(mem_free(*memory).ok());
     const Result<void*> again = mem_alloc(bytes);
     ASSERT_TRUE(again.ok());
-    EXPECT_EQ(static_cast<unsigned char*>(*again)[bytes - 1], 0) << "freed memory comes back zero";
+    EXPECT_EQ(static_cast<unsigned char*>(*again)[bytes - 1], 0) << "reused memory is zero";
     EXPECT_TRUE(mem_free(*again).ok());
   }
 }
 
-TEST(MemAlloc, RefusesWhatMakesNoSense) {
+TEST(MemAlloc, RefusesInvalidArguments) {
   EXPECT_EQ(mem_alloc(0).status().code(), StatusCode::invalid_argument);
   EXPECT_EQ(mem_alloc(std::size_t{1} << 46).status().code(), StatusCode::system_error);
   EXPECT_EQ(mem_alloc(~std::size_t{0}).status().code(), StatusCode::system_error);
@@ -52,7 +52,7 @@ TEST(MemAlloc, RefusesWhatMakesNoSense) {
   EXPECT_EQ(shoal_mem_free(from_c), SHOAL_OK);
 }
 
-TEST(MemAlloc, PiecesNeverOverlapAndNothingIsLost) {
+TEST(MemAlloc, BlocksNeverOverlapAndAreAllFreed) {
   struct Piece {
     unsigned char* memory;
     std::size_t bytes;
@@ -81,11 +81,11 @@ TEST(MemAlloc, PiecesNeverOverlapAndNothingIsLost) {
   for (const Piece& piece : pieces) ASSERT_TRUE(mem_free(piece.memory).ok());
   const Result<void*> after = mem_alloc(std::size_t{8} << 20);
   ASSERT_TRUE(after.ok());
-  EXPECT_EQ(*after, *before) << "free neighbours have been joined again";
+  EXPECT_EQ(*after, *before) << "adjacent free blocks are merged";
   ASSERT_TRUE(mem_free(*after).ok());
 }
 
-TEST(MemAlloc, AForkedChildHasAnArenaOfItsOwn) {
+TEST(MemAlloc, ForkedChildHasItsOwnArena) {
   const Result<void*> mine = mem_alloc(4096);
   ASSERT_TRUE(mine.ok());
   const pid_t child = ::fork();
@@ -99,11 +99,12 @@ TEST(MemAlloc, AForkedChildHasAnArenaOfItsOwn) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  for (std::size_t i = 0; i < 4096; ++i) ASSERT_EQ(static_cast<unsigned char*>(*mine)[i], 0) << "the child wrote elsewhere";
+  for (std::size_t i = 0; i < 4096; ++i)
+    ASSERT_EQ(static_cast<unsigned char*>(*mine)[i], 0) << "the child wrote to its own arena";
   EXPECT_TRUE(mem_free(*mine).ok());
 }
 
-TEST(Arena, KnowsWhatLiesInIt) {
+TEST(Arena, FindsOffsetsOfItsOwnMemoryOnly) {
   shm::Arena* arena = shm::Arena::instance();
   ASSERT_NE(arena, nullptr);
   const Result<void*> memory = arena->allocate(4096);

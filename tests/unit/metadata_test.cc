@@ -1,4 +1,4 @@
-// The metadata service: honest, absent, silent, slow, half open, endless, lying. Nothing of it takes longer than its budget.
+// The metadata service: correct, absent, silent, slow, half-open, endless or forged. No query takes longer than its budget.
 #include "src/machine/metadata.h"
 
 #include <gmock/gmock.h>
@@ -30,29 +30,29 @@ Result<std::map<std::string, std::string>> read(const std::string& url, millisec
   return read_metadata(*endpoint, kPaths, budget);
 }
 
-/// Reads from a server that would keep a patient client for ever, and gives the status.
+/// The status of a query to a server that would block a client without a deadline for ever.
 Status status_from(const MetadataServer::Handler& handler) {
   const MetadataServer server(handler);
   const auto begin = std::chrono::steady_clock::now();
   const auto texts = read(server.url());
-  // Far above the budget, for machines that are busy; a client that waits for the server never comes back at all.
+  // Far above the budget, for busy machines; a client without a deadline would never return.
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_FALSE(texts.ok());
   return texts.ok() ? Status() : texts.status();
 }
 
-TEST(Metadata, AsksForATokenFirstAndLeavesOutWhatIsNotThere) {
-  const MetadataServer server(MetadataServer::honest({{"instance-type", "p5.48xlarge"}, {"instance-id", "i-0123\n"}}));
+TEST(Metadata, RequestsTokenAndSkipsMissingPaths) {
+  const MetadataServer server(MetadataServer::ec2_like({{"instance-type", "p5.48xlarge"}, {"instance-id", "i-0123\n"}}));
   const auto texts = read(server.url(), milliseconds(20'000));
   ASSERT_TRUE(texts.ok()) << texts.status().to_string();
   EXPECT_THAT(*texts, ElementsAre(Pair("instance-id", "i-0123"), Pair("instance-type", "p5.48xlarge")));
   EXPECT_EQ(server.requests(), 4);
 }
 
-TEST(Metadata, NobodyListens) {
+TEST(Metadata, RefusedConnectionIsAnError) {
   std::string url;
   {
-    const MetadataServer gone(MetadataServer::honest({}));
+    const MetadataServer gone(MetadataServer::ec2_like({}));
     url = gone.url();
   }
   const auto texts = read(url);
@@ -61,7 +61,7 @@ TEST(Metadata, NobodyListens) {
   EXPECT_THAT(texts.status().message(), HasSubstr("Connection refused"));
 }
 
-TEST(Metadata, SilentSlowAndHalfOpenServersCostTheBudgetAlone) {
+TEST(Metadata, SlowServersCostNoMoreThanTheBudget) {
   const auto silent = status_from([](const std::string&) { return MetadataServer::Reply{"", true}; });
   EXPECT_EQ(silent.code(), StatusCode::timeout) << silent.to_string();
   const auto half_open = status_from([](const std::string&) {
@@ -74,17 +74,17 @@ TEST(Metadata, SilentSlowAndHalfOpenServersCostTheBudgetAlone) {
   EXPECT_EQ(slow.code(), StatusCode::timeout) << slow.to_string();
 }
 
-TEST(Metadata, WhatCameBeforeTheBudgetEndedCounts) {
-  const auto honest = MetadataServer::honest({{"instance-type", "p4d.24xlarge"}});
+TEST(Metadata, KeepsAnswersReceivedWithinTheBudget) {
+  const auto ec2_like = MetadataServer::ec2_like({{"instance-type", "p4d.24xlarge"}});
   const MetadataServer server([&](const std::string& request) {
-    return request.find("instance-id") == std::string::npos ? honest(request) : MetadataServer::Reply{"", true};
+    return request.find("instance-id") == std::string::npos ? ec2_like(request) : MetadataServer::Reply{"", true};
   });
   const auto texts = read(server.url(), milliseconds(2000));
   ASSERT_TRUE(texts.ok()) << texts.status().to_string();
   EXPECT_THAT(*texts, ElementsAre(Pair("instance-type", "p4d.24xlarge")));
 }
 
-TEST(Metadata, EndlessRefusingAndSenselessServers) {
+TEST(Metadata, RefusesOversizedAndMalformedAnswers) {
   const auto endless = status_from([](const std::string&) {
     return MetadataServer::Reply{"HTTP/1.1 200 OK\r\n\r\n" + std::string(1 << 20, 'x'), true};
   });
@@ -100,21 +100,21 @@ TEST(Metadata, EndlessRefusingAndSenselessServers) {
   EXPECT_THAT(refuses.message(), HasSubstr("HTTP 403"));
   EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::Reply{"SSH-2.0-OpenSSH_9.2\r\n\r\n"}; }).to_string(),
               Mentions("invalid_argument", "status"));
-  // A token goes back in a header of ours: it must not bring headers of its own.
+  // The token is sent back in a header: it must not inject further headers.
   EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::answer("T\r\nHost: elsewhere"); }).to_string(),
               Mentions("invalid_argument", "token"));
 }
 
-TEST(Metadata, TextsThatAreNoneAreLeftOut) {
-  const MetadataServer server(MetadataServer::honest({{"instance-type", std::string("p5\x1b[31m")},
-                                                      {"instance-id", std::string(400, 'i')},
-                                                      {"placement/group-name", "<html>\nno"}}));
+TEST(Metadata, SkipsTextsWithInvalidContent) {
+  const MetadataServer server(MetadataServer::ec2_like({{"instance-type", std::string("p5\x1b[31m")},
+                                                        {"instance-id", std::string(400, 'i')},
+                                                        {"placement/group-name", "<html>\nno"}}));
   const auto texts = read(server.url(), milliseconds(20'000));
   ASSERT_TRUE(texts.ok()) << texts.status().to_string();
   EXPECT_TRUE(texts->empty());
 }
 
-TEST(Metadata, AnswersInPieces) {
+TEST(Metadata, ParsesAnswersInPieces) {
   const std::string whole = "HTTP/1.1 200 OK\r\ncontent-LENGTH: 5\r\n\r\nhello";
   for (std::size_t size = 0; size < whole.size(); ++size) {
     const auto part = parse_answer(std::string_view(whole).substr(0, size), false);
@@ -137,7 +137,7 @@ TEST(Metadata, AnswersInPieces) {
   }
 }
 
-TEST(Metadata, Endpoints) {
+TEST(Metadata, ParsesEndpoints) {
   for (const auto& [url, address, port] : {std::tuple{"http://169.254.169.254", "169.254.169.254", "80"},
                                            {"http://127.0.0.1:8080/", "127.0.0.1", "8080"},
                                            {"http://[fd00:ec2::254]", "fd00:ec2::254", "80"},

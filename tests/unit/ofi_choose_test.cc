@@ -1,4 +1,4 @@
-// Which provider and which devices the ofi transport takes, and which devices UCX may.
+// The provider and devices that the ofi transport chooses, and the devices that UCX may use.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,29 +70,29 @@ TEST(OfiChoose, SocketsGetOneAddressThatOtherHostsReach) {
   EXPECT_THAT(chosen(machine_with_sockets(), near), ElementsAre(3));
   near.near = "eth1";
   EXPECT_THAT(chosen(machine_with_sockets(), near), ElementsAre(3));
-  EXPECT_THAT(chosen({machine_with_sockets()[1]}, {}), ElementsAre(0)) << "loopback where there is nothing else";
+  EXPECT_THAT(chosen({machine_with_sockets()[1]}, {}), ElementsAre(0)) << "loopback if there is nothing else";
 }
 
-// Whoever has said which interface all traffic takes would not find out that another one carries it.
-TEST(OfiChoose, AnInterfaceOrAddressThatIsNotThereIsAnErrorWithWhatThereIs) {
+// A user who restricts the traffic to an interface must learn that it does not exist.
+TEST(OfiChoose, UnknownInterfaceErrorListsTheKnownOnes) {
   for (const char* nowhere : {"10.9.9.9", "eth7"}) {
     RailRequest request;
     request.near = nowhere;
     EXPECT_THAT(refusal(machine_with_sockets(), request),
                 testing::Mentions(nowhere, "SHOAL_HOST_ADDRESS", "SHOAL_SOCKET_IFNAME", "tcp;ofi_rxm", "eth1", "10.1.0.1"));
     request.provider = "shm";
-    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(0)) << "it has no interfaces";
+    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(0)) << "this provider has no interfaces";
     request.provider.clear();
     request.devices = {"eth1"};
-    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(3)) << "SHOAL_RAILS counts more";
+    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(3)) << "SHOAL_RAILS has priority";
     std::vector<Candidate> candidates = machine_with_sockets();
     candidates.push_back(card("rdmap79", 100, true));
     request.devices.clear();
-    EXPECT_THAT(chosen(candidates, request), ElementsAre(5)) << "of cards SHOAL_RAILS and the placement choose";
+    EXPECT_THAT(chosen(candidates, request), ElementsAre(5)) << "cards are chosen by SHOAL_RAILS and the placement";
   }
 }
 
-TEST(OfiChoose, WhatReachesOnlyThisHostIsForThoseWhoNameIt) {
+TEST(OfiChoose, LocalProvidersAreUsedOnlyIfNamed) {
   EXPECT_THAT(refusal({machine_with_sockets()[0]}, {}), testing::Mentions("shm"));
   RailRequest request;
   request.provider = "shm";
@@ -110,13 +110,13 @@ TEST(OfiChoose, NamedDevicesAreRailsInTheirOrder) {
   EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(4));
 }
 
-TEST(OfiChoose, AnUnknownProviderIsNamedWithWhatThereIs) {
+TEST(OfiChoose, UnknownProviderErrorListsTheKnownOnes) {
   RailRequest request;
   request.provider = "efa";
   EXPECT_THAT(refusal(machine_with_sockets(), request), testing::Mentions("efa", "SHOAL_OFI_PROVIDER", "tcp;ofi_rxm", "eth0"));
 }
 
-TEST(OfiChoose, CardsComeBeforeSocketsTheFastestFirstAndAreShared) {
+TEST(OfiChoose, CardsPrecedeSocketsFastestFirst) {
   std::vector<Candidate> candidates = machine_with_sockets();
   for (const char* name : {"rdmap80", "rdmap79", "rdmap97", "rdmap96"}) candidates.push_back(card(name, 100, true));
   candidates.push_back(card("slow", 25, true));
@@ -131,7 +131,7 @@ TEST(OfiChoose, CardsComeBeforeSocketsTheFastestFirstAndAreShared) {
   EXPECT_THAT(chosen(candidates, half), ElementsAre(8)) << "ranks outnumber cards";
 }
 
-TEST(OfiChoose, TheCardsOfThePlacementWhereTheyAreThere) {
+TEST(OfiChoose, PrefersTheCardsOfThePlacement) {
   std::vector<Candidate> candidates = machine_with_sockets();
   for (const char* name : {"rdmap144s27-rdm", "rdmap16s27-rdm", "rdmap160s27-rdm", "rdmap32s27-rdm", "rdmap3-rdm"})
     candidates.push_back(card(name, 100, true));
@@ -141,16 +141,16 @@ TEST(OfiChoose, TheCardsOfThePlacementWhereTheyAreThere) {
   request.cards = {"rdmap160s27", "rdmap16s27"};
   EXPECT_THAT(chosen(candidates, request), ElementsAre(7, 6)) << "in the placement's order";
   request.cards = {"rdmap3"};
-  EXPECT_THAT(chosen(candidates, request), ElementsAre(9)) << "not those whose names begin like it";
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(9)) << "not cards that only share the prefix";
   request.cards = {"eth0"};
   request.shares = 5;
-  EXPECT_THAT(chosen(candidates, request), ElementsAre(6)) << "a part of all: by bus numbers, of which 3 is the first";
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(6)) << "a share of all cards, ordered by bus number: 3 is the first";
   request.devices = {"rdmap32s27-rdm"};
   request.cards = {"rdmap3"};
-  EXPECT_THAT(chosen(candidates, request), ElementsAre(8)) << "SHOAL_RAILS counts more";
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(8)) << "SHOAL_RAILS has priority";
 }
 
-TEST(UcxDevices, AreThoseOfTheInterfaceThatHasTheNameOrAddress) {
+TEST(UcxDevices, AreFoundByInterfaceNameOrAddress) {
   const std::vector<ucx::Interface> there{{"lo", "127.0.0.1"}, {"eth0", ""}, {"eth0", "10.0.0.1"}, {"ib0", "fd00::7"}};
   const std::filesystem::path sysfs = ::testing::TempDir() + "ucx_devices_" + std::to_string(::getpid());
   const auto devices = [&](const char* near) {
@@ -164,7 +164,7 @@ TEST(UcxDevices, AreThoseOfTheInterfaceThatHasTheNameOrAddress) {
     EXPECT_THAT(devices(nowhere),
                 testing::Mentions(nowhere, "SHOAL_HOST_ADDRESS", "SHOAL_SOCKET_IFNAME", "lo", "127.0.0.1", "eth0", "10.0.0.1"));
   }
-  // A card with verbs has a name of its own, and a port: UCX counts from 1.
+  // A card with verbs has its own name, and a port: UCX counts from 1.
   std::filesystem::create_directories(sysfs / "class/net/ib0/device/infiniband/mlx5_3");
   EXPECT_EQ(devices("ib0"), "ib0,mlx5_3:1");
   std::ofstream(sysfs / "class/net/ib0/dev_port") << "1\n";
@@ -173,13 +173,13 @@ TEST(UcxDevices, AreThoseOfTheInterfaceThatHasTheNameOrAddress) {
   std::filesystem::remove_all(sysfs);
 }
 
-/// What `options` make of a ucx transport, in a process of its own: its address, or the error.
+/// The address of a ucx transport with `options`, or the error. Runs in a child process.
 std::string ucx_address(const UcxOptions& options, const char* net_devices = nullptr) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
   const pid_t child = ::fork();
   if (child == 0) {
-    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 1);  // of no use here, and nothing for sanitizers
+    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 1);  // not needed here, and incompatible with sanitizers
     ::unsetenv("UCX_TLS");
     ::unsetenv("UCX_NET_DEVICES");
     if (net_devices != nullptr) ::setenv("UCX_NET_DEVICES", net_devices, 1);
@@ -196,9 +196,9 @@ std::string ucx_address(const UcxOptions& options, const char* net_devices = nul
   return text;
 }
 
-TEST(UcxDevices, AreUsedAndNoOthersUnlessUcxIsToldItself) {
+TEST(UcxDevices, AreTheOnlyOnesUnlessUcxNetDevicesIsSet) {
   if (const auto version = ucx_version(); !version.ok()) GTEST_SKIP() << version.status().message();
-  std::string elsewhere;  // as it stands in an address
+  std::string elsewhere;  // bytes of an IPv4 address, as in a UCX address
   for (const ucx::Interface& each : ucx::interfaces()) {
     in_addr bytes{};
     if (each.name != "lo" && ::inet_pton(AF_INET, each.address.c_str(), &bytes) == 1)
@@ -210,13 +210,13 @@ TEST(UcxDevices, AreUsedAndNoOthersUnlessUcxIsToldItself) {
   for (const char* near : {"lo", "127.0.0.1"}) {
     options.near = near;
     EXPECT_EQ(ucx_address(options).find(elsewhere), std::string::npos) << near;
-    EXPECT_NE(ucx_address(options, "all").find(elsewhere), std::string::npos) << "UCX_NET_DEVICES counts more";
+    EXPECT_NE(ucx_address(options, "all").find(elsewhere), std::string::npos) << "UCX_NET_DEVICES has priority";
   }
   options.near = "nosuch0";
   EXPECT_THAT(ucx_address(options), testing::Mentions("nosuch0", "SHOAL_HOST_ADDRESS"));
 }
 
-TEST(UcxDevices, OfThisHostTheLoopbackDeviceIsFound) {
+TEST(UcxDevices, IncludeTheLoopbackOfThisHost) {
   const auto found = ucx::net_devices("127.0.0.1", ucx::interfaces(), "/sys");
   ASSERT_TRUE(found.ok()) << found.status().to_string();
   EXPECT_EQ(*found, "lo");

@@ -1,4 +1,4 @@
-// What is asked of libfabric, of whatever version, and what is made of its answers: over a library in its place.
+// Calls to libfabric of several versions, and the use of its answers, over a fake library.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ using rails::testing::FakeLibfabric;
 
 constexpr std::uint32_t version(std::uint32_t major, std::uint32_t minor) { return major << 16 | minor; }
 
-// As libfabric numbers them.
+// libfabric's numbers.
 constexpr int kCudaApiPermitted = 10;
 constexpr int kSharedMemoryPermitted = 11;
 constexpr int kEfaRnrRetry = -0x0efa0000;
@@ -49,7 +49,7 @@ FakeLibfabric& control() {
   return *control;
 }
 
-/// A process loads libfabric once: each case has one of its own. What `body` returns, or that it failed.
+/// Runs `body` in a child process, since a process loads libfabric only once. Returns its result, or the failure.
 std::string in_process(const std::string& library, const std::function<std::string()>& body) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
@@ -67,10 +67,11 @@ std::string in_process(const std::string& library, const std::function<std::stri
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : fmt::format("it ended with status {:#x}: {}", status, text);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text
+                                                       : fmt::format("the child ended with status {:#x}: {}", status, text);
 }
 
-/// What became of a card that was opened, and of each option, in words.
+/// Opens a card. Returns the calls, traits and options as text.
 std::string open_card(const FakeLibfabric& library) {
   return in_process(SHOAL_FAKE_LIBFABRIC, [&library]() -> std::string {
     control() = library;
@@ -97,7 +98,7 @@ std::string open_card(const FakeLibfabric& library) {
   });
 }
 
-/// Opens provider "shm" of the real library where shared memory of the name that the provider would give is there already.
+/// Opens provider "shm" of the real library while shared memory with the name that the provider uses exists already.
 std::string open_shm_beside_old_memory() {
   return in_process("", []() -> std::string {
     ::unsetenv("SHOAL_OFI_LIBRARY");
@@ -115,12 +116,12 @@ std::string open_shm_beside_old_memory() {
     const auto rails = (*fabric)->open(request);
     ::close(memory);
     ::shm_unlink(name.c_str());
-    if (!written) return "no memory of that name could be made";
+    if (!written) return "shared memory of that name could not be created";
     return rails.ok() ? "opened" : rails.status().to_string();
   });
 }
 
-/// The keys that `count` pieces of memory got, where the domain is as `library` says; or what went wrong.
+/// The keys of `count` registrations in a domain of `library`, or the error.
 std::string keys_of(const FakeLibfabric& library, int count) {
   return in_process(SHOAL_FAKE_LIBFABRIC, [&library, count]() -> std::string {
     control() = library;
@@ -161,9 +162,9 @@ std::string asked_of_efa() {
   return fmt::format(", {}=0/1, {}=0/1, {}=7/{}", kCudaApiPermitted, kSharedMemoryPermitted, kEfaRnrRetry, sizeof(std::size_t));
 }
 
-TEST(OfiLibrary, ACardThatWritesIsWrittenTo) {
+TEST(OfiLibrary, CardWithWritesIsWrittenTo) {
   for (const std::uint32_t is : {version(1, 18), version(1, 22), version(2, 6)}) {
-    // Before 1.21 it could not be kept from using shared memory.
+    // Before 1.21, shared memory cannot be disabled.
     const std::string neighbours = is < version(1, 21) ? ", neighbours read" : "";
     EXPECT_EQ(open_card(of_version(is)), "api 1.18, queue 5001, writes, asked 1" + neighbours + asked_of_efa()) << is;
   }
@@ -178,13 +179,13 @@ TEST(OfiLibrary, EmulatedWritesAreRecognised) {
   }
 }
 
-// Provider efa of 1.17 has no option to ask for, and no writes by the card either.
-TEST(OfiLibrary, AnOldProviderEmulates) {
+// Provider efa of 1.17 has neither the options nor writes by the card.
+TEST(OfiLibrary, OldProviderEmulatesWrites) {
   EXPECT_EQ(open_card(of_version(version(1, 17))),
             "api 1.17, queue 5001, emulated writes, asked 1, neighbours read" + asked_of_efa());
 }
 
-TEST(OfiLibrary, WhatIsSentIsReadByNeighboursWhereThatIsNotKnownToBeOtherwise) {
+TEST(OfiLibrary, LocalPeersReadUnlessKnownOtherwise) {
   const auto local_peers_read = [](const char* provider) {
     FakeLibfabric library = of_version(version(1, 22));
     library.provider = provider;
@@ -195,7 +196,7 @@ TEST(OfiLibrary, WhatIsSentIsReadByNeighboursWhereThatIsNotKnownToBeOtherwise) {
     EXPECT_FALSE(local_peers_read(provider)) << provider;
 }
 
-TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {
+TEST(OfiLibrary, EfaOptionsAreNotReadFromOtherProviders) {
   for (const int unknown : {-92, -38}) {  // FI_ENOPROTOOPT, FI_ENOSYS
     FakeLibfabric library = of_version(version(1, 17));
     library.provider = "verbs";
@@ -206,8 +207,8 @@ TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {
   }
 }
 
-// Whoever guesses the key writes into the memory.
-TEST(OfiLibrary, KeysOfMemoryAreNoneThatCanBeGuessed) {
+// A peer that guesses a key could write into the memory.
+TEST(OfiLibrary, MemoryKeysAreUnpredictable) {
   for (const bool takes_doubles : {false, true}) {
     for (const std::size_t bytes : {1, 2, 4, 8}) {
       FakeLibfabric library = of_version(version(1, 18));
@@ -216,7 +217,7 @@ TEST(OfiLibrary, KeysOfMemoryAreNoneThatCanBeGuessed) {
       const std::string text = keys_of(library, 200);
       const std::vector<std::uint64_t> keys = numbers(text);
       ASSERT_EQ(keys.size(), 200U) << text;
-      EXPECT_EQ(std::set(keys.begin(), keys.end()).size(), keys.size()) << "one was given twice: " << text;
+      EXPECT_EQ(std::set(keys.begin(), keys.end()).size(), keys.size()) << "a key was used twice: " << text;
       int neighbours = 0;
       int large = 0;
       for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -225,33 +226,33 @@ TEST(OfiLibrary, KeysOfMemoryAreNoneThatCanBeGuessed) {
         large += (keys[i] >> (8 * bytes - 1)) != 0 ? 1 : 0;
         neighbours += i > 0 && keys[i] - keys[i - 1] == 1 ? 1 : 0;
       }
-      EXPECT_LT(neighbours, 10) << "they count: " << text;
+      EXPECT_LT(neighbours, 10) << "the keys are consecutive: " << text;
       EXPECT_TRUE(large > 50 && large < 150) << "not all bits are used: " << text;
-      EXPECT_NE(keys_of(library, 200), text) << "each process has others";
+      EXPECT_NE(keys_of(library, 200), text) << "each process has other keys";
     }
   }
 }
 
-TEST(OfiLibrary, AProviderThatChoosesKeysIsAskedForNone) {
+TEST(OfiLibrary, ProviderChosenKeysAreNotRequested) {
   FakeLibfabric library = of_version(version(1, 18));
   library.mr_mode = 1 << 6;  // FI_MR_PROV_KEY
   EXPECT_EQ(keys_of(library, 3), "0 0 0 ");
 }
 
-TEST(OfiLibrary, WhereEveryKeyIsTakenThatIsSaid) {
+TEST(OfiLibrary, ExhaustedKeysAreReported) {
   FakeLibfabric library = of_version(version(1, 18));
   library.mr_key_size = 1;
   EXPECT_THAT(keys_of(library, 256), testing::Mentions("64 bytes", "ulimit -l"));
 }
 
-TEST(OfiLibrary, TooOldOrNoneAtAllIsSaid) {
+TEST(OfiLibrary, OldOrMissingLibraryIsReported) {
   EXPECT_THAT(open_card(of_version(version(1, 16))), testing::Mentions("libfabric", "1.16", "1.17"));
-  const auto complaint = [] { return libfabric().status().message(); };
-  EXPECT_THAT(in_process("/nowhere/libfabric.so.1", complaint), testing::Mentions("libfabric", "/nowhere/libfabric.so.1"));
-  EXPECT_THAT(in_process("libc.so.6", complaint), testing::Mentions("libfabric", "functions"));
+  const auto error = [] { return libfabric().status().message(); };
+  EXPECT_THAT(in_process("/nowhere/libfabric.so.1", error), testing::Mentions("libfabric", "/nowhere/libfabric.so.1"));
+  EXPECT_THAT(in_process("libc.so.6", error), testing::Mentions("libfabric", "functions"));
 }
 
-TEST(OfiLibrary, EfaIsSeenWhereTheMachineAndTheLibraryHaveIt) {
+TEST(OfiLibrary, EfaNeedsMachineAndLibrary) {
   const auto has_efa = [](const std::string& machine, const char* provider) {
     return in_process(SHOAL_FAKE_LIBFABRIC, [&]() -> std::string {
       const fake::Folder folder;
@@ -268,7 +269,7 @@ TEST(OfiLibrary, EfaIsSeenWhereTheMachineAndTheLibraryHaveIt) {
   EXPECT_EQ(has_efa("laptop", "efa"), "false, nothing loaded");
 }
 
-TEST(SharedMemoryProvider, OpensWhereAKilledProcessOfTheSameNumberLeftItsMemory) {
+TEST(SharedMemoryProvider, OpensDespiteMemoryOfAKilledProcess) {
   const std::string outcome = open_shm_beside_old_memory();
   if (outcome == "no provider") GTEST_SKIP() << "libfabric has no provider shm here";
   EXPECT_EQ(outcome, "opened");

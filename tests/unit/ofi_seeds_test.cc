@@ -1,5 +1,5 @@
-// Links over a fabric that does everything that EFA may do, thousands of times. SHOAL_TEST_SEED=n runs one seed again;
-// SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
+// Links over a fabric with all behaviour that EFA permits, for thousands of seeds. SHOAL_TEST_SEED=n replays a seed;
+// SHOAL_TEST_SEEDS=n or first:n runs others than the usual ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kSeeds = 500;
 constexpr int kMostRounds = 400'000;
 
-/// A world that is made of a seed alone.
-struct World {
+/// A scenario that a seed determines.
+struct Scenario {
   int ranks = 2;
   int tiles = 20;
   bool rail_dies = false;
@@ -40,22 +40,22 @@ struct World {
   testing::Faults faults;
   OfiOptions options;
 
-  static World of(std::uint64_t seed) {
+  static Scenario of(std::uint64_t seed) {
     Draws draws(seed);
-    World world;
-    world.ranks = 2 + static_cast<int>(draws.below(2));
-    world.rails.rails = 1 + static_cast<int>(draws.below(3));
-    world.rails.writes = draws.chance(0.6);
-    world.rails.local_registration = draws.chance(0.5);
-    world.rails.receives = draws.chance(0.3) ? 4 + draws.below(8) : 1024;
-    world.options.tile_bytes = 512 << draws.below(5);
-    world.options.tiles_per_peer = 2 + draws.below(7);
-    world.options.stripe_bytes = 1024;
-    world.options.write_from_bytes = 512 << draws.below(3);
-    world.lends = draws.chance(0.4);
-    world.options.lend_from_bytes = 64;
-    world.options.registrations = {std::size_t{4} << 20, 1 + draws.below(3)};
-    testing::Faults& faults = world.faults;
+    Scenario scenario;
+    scenario.ranks = 2 + static_cast<int>(draws.below(2));
+    scenario.rails.rails = 1 + static_cast<int>(draws.below(3));
+    scenario.rails.writes = draws.chance(0.6);
+    scenario.rails.local_registration = draws.chance(0.5);
+    scenario.rails.receives = draws.chance(0.3) ? 4 + draws.below(8) : 1024;
+    scenario.options.tile_bytes = 512 << draws.below(5);
+    scenario.options.tiles_per_peer = 2 + draws.below(7);
+    scenario.options.stripe_bytes = 1024;
+    scenario.options.write_from_bytes = 512 << draws.below(3);
+    scenario.lends = draws.chance(0.4);
+    scenario.options.lend_from_bytes = 64;
+    scenario.options.registrations = {std::size_t{4} << 20, 1 + draws.below(3)};
+    testing::Faults& faults = scenario.faults;
     faults.seed = seed;
     faults.show = draws.chance(0.8) ? 0.1 + 0.1 * static_cast<double>(draws.below(8)) : 1;
     faults.blank = draws.chance(0.5) ? 0.5 : 0;
@@ -67,41 +67,41 @@ struct World {
       faults.segment_bytes = 128 + draws.below(512);
       faults.twice = draws.chance(0.5) ? 0.3 : 0;
     } else {
-      world.rails.writes_take_receives = draws.chance(0.5);
+      scenario.rails.writes_take_receives = draws.chance(0.5);
     }
-    world.rail_dies = world.rails.rails > 1 && draws.chance(0.4);
-    if (world.rail_dies) {
-      faults.dying_rail = static_cast<int>(draws.below(static_cast<std::uint64_t>(world.rails.rails)));
-      faults.dying_rank = static_cast<int>(draws.below(static_cast<std::uint64_t>(world.ranks)));
+    scenario.rail_dies = scenario.rails.rails > 1 && draws.chance(0.4);
+    if (scenario.rail_dies) {
+      faults.dying_rail = static_cast<int>(draws.below(static_cast<std::uint64_t>(scenario.rails.rails)));
+      faults.dying_rank = static_cast<int>(draws.below(static_cast<std::uint64_t>(scenario.ranks)));
       faults.dies_after = draws.below(40);
       faults.silent = draws.chance(0.5) ? 0.5 : 0;
     }
     faults.emulated_writes = draws.chance(0.2);
-    return world;
+    return scenario;
   }
 
-  /// The same, but bits change on the way, and there are check sums.
-  static World with_flips(std::uint64_t seed) {
-    World world = of(seed);
-    world.faults.flip = 0.006;  // of a hundred segments: a third of the tiles that have so many
-    world.options.integrity = true;
-    return world;
+  /// The same with bits that change in transit, and checksums.
+  static Scenario with_flips(std::uint64_t seed) {
+    Scenario scenario = of(seed);
+    scenario.faults.flip = 0.006;  // of a hundred segments: a third of the tiles that have so many
+    scenario.options.integrity = true;
+    return scenario;
   }
 
   /// Many pieces for many peers by any rail.
-  static World of_many_peers(bool writes) {
-    World world;
-    world.ranks = 16;
-    world.tiles = 49;
-    world.rails.rails = 3;
-    world.rails.writes = writes;
-    world.rails.receives = 1 << 20;
-    world.options.tile_bytes = 4096;
-    world.options.tiles_per_peer = 16;
-    world.options.stripe_bytes = 1024;
-    world.options.write_from_bytes = 512;
-    world.faults.max_message_bytes = 512;
-    return world;
+  static Scenario of_many_peers(bool writes) {
+    Scenario scenario;
+    scenario.ranks = 16;
+    scenario.tiles = 49;
+    scenario.rails.rails = 3;
+    scenario.rails.writes = writes;
+    scenario.rails.receives = 1 << 20;
+    scenario.options.tile_bytes = 4096;
+    scenario.options.tiles_per_peer = 16;
+    scenario.options.stripe_bytes = 1024;
+    scenario.options.write_from_bytes = 512;
+    scenario.faults.max_message_bytes = 512;
+    return scenario;
   }
 };
 
@@ -123,14 +123,14 @@ struct Expected {
   }
 };
 
-/// All ranks of a seed in one thread, which is what makes it replay.
+/// All ranks of a seed in one thread, so that it replays exactly.
 class Replay {
  public:
-  explicit Replay(std::uint64_t seed) : Replay(World::of(seed), seed) {}
-  Replay(World world, std::uint64_t seed)
-      : world_(std::move(world)), draws_(seed + 1), network_(std::make_shared<MemoryNetwork>(world_.rails)) {}
+  explicit Replay(std::uint64_t seed) : Replay(Scenario::of(seed), seed) {}
+  Replay(Scenario scenario, std::uint64_t seed)
+      : world_(std::move(scenario)), draws_(seed + 1), network_(std::make_shared<MemoryNetwork>(world_.rails)) {}
 
-  /// What went wrong; empty where nothing did. `flood`: first everybody sends all that he can, and nobody looks at a queue.
+  /// Returns the error, or "". `flood`: first all ranks send as much as possible, and none reads a queue.
   std::string run(bool flood = false) {
     if (std::string error = connect(); !error.empty()) return error;
     state_->start();
@@ -144,7 +144,7 @@ class Replay {
     if (error.empty()) error = network_->complaint();
     if (error.empty()) error = state_->overrun();
     if (error.empty() && state_->writes() > 0 && world_.faults.emulated_writes) error = "emulated writes were used";
-    // Whoever leaves waits a moment for those who are still there: together.
+    // A rank that leaves waits briefly for the others, so all leave together.
     std::vector<std::thread> leaving;
     for (End& end : ends_) {
       leaving.emplace_back([&end] {
@@ -161,7 +161,7 @@ class Replay {
   [[nodiscard]] bool is_emulated() const { return world_.faults.emulated_writes; }
   [[nodiscard]] std::uint64_t writes() const { return state_->writes(); }
   [[nodiscard]] std::uint64_t flips() const { return state_->flips(); }
-  /// The most that was under way on a rail, and the room of its queue.
+  /// The most operations in flight on a rail, and the capacity of its queue.
   [[nodiscard]] std::pair<std::size_t, std::size_t> fullest() const { return state_->fullest(); }
 
  private:
@@ -169,13 +169,13 @@ class Replay {
     int sent = 0;
     int received = 0;
     std::uint64_t freed = 0;         // by sent_tiles()
-    std::vector<std::size_t> sizes;  // of those that were taken
+    std::vector<std::size_t> sizes;  // of accepted tiles
   };
   struct End {
     std::unique_ptr<Transport> transport;
     std::vector<std::unique_ptr<Link>> links;
     std::vector<Direction> directions;
-    std::vector<std::byte> memory;  // of all tiles, which stays mapped
+    std::vector<std::byte> memory;  // of all tiles, for the whole test
     int tiles = 0;
 
     [[nodiscard]] std::span<std::byte> memory_of(std::size_t link, int tile, std::size_t tile_bytes) {
@@ -231,7 +231,7 @@ class Replay {
     return error;
   }
 
-  // False where the link does not take the next tile, or it was the last one.
+  // False if the link does not accept the next tile, or if there is none.
   bool send_next(int rank, std::size_t i) {
     End& end = ends_[static_cast<std::size_t>(rank)];
     Link& link = *end.links[i];
@@ -247,7 +247,7 @@ class Replay {
     return true;
   }
 
-  // One step of one rank. `error` is set where something is not as it was sent.
+  // One step of one rank. Sets `error` if a tile differs from the sent one.
   void step(int rank, std::string& error) {
     End& end = ends_[static_cast<std::size_t>(rank)];
     if (draws_.chance(0.7)) end.transport->progress();
@@ -281,7 +281,7 @@ class Replay {
     for (const End& end : ends_) {
       for (std::size_t i = 0; i < end.links.size(); ++i) {
         if (end.directions[i].sent < world_.tiles || end.directions[i].received < world_.tiles) return false;
-        // What vanished without a word on a rail that is not known to be dead does not count as sent.
+        // A tile lost silently on a rail that is not known to be dead does not count as sent.
         if (!world_.rail_dies && end.links[i]->sent_tiles() < static_cast<std::uint64_t>(world_.tiles)) return false;
       }
     }
@@ -306,7 +306,7 @@ class Replay {
     return "it stands still;" + error;
   }
 
-  const World world_;
+  const Scenario world_;
   Draws draws_;
   std::shared_ptr<MemoryNetwork> network_;
   std::shared_ptr<FaultState> state_;
@@ -314,7 +314,7 @@ class Replay {
   std::vector<End> ends_;
 };
 
-TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
+TEST(OfiSeeds, EveryTileArrivesOnceInOrderOverAnyFabric) {
   const auto [first, count] = shoal::testing::wanted_seeds({1, kSeeds});
   std::uint64_t injected = 0;
   std::uint64_t deaths = 0;
@@ -336,12 +336,12 @@ TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
   EXPECT_GT(emulated, count / 20);
 }
 
-TEST(OfiSeeds, NoChangedBitArrivesWhereThereAreCheckSums) {
+TEST(OfiSeeds, NoChangedBitArrivesWithChecksums) {
   const auto [first, count] = shoal::testing::wanted_seeds({1, kSeeds});
   std::uint64_t flips = 0;
   std::uint64_t writes = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
-    Replay replay(World::with_flips(seed), seed);
+    Replay replay(Scenario::with_flips(seed), seed);
     const std::string error = replay.run();
     ASSERT_EQ(error, "") << "SHOAL_TEST_SEED=" << seed;
     flips += replay.flips();
@@ -353,14 +353,14 @@ TEST(OfiSeeds, NoChangedBitArrivesWhereThereAreCheckSums) {
   EXPECT_GT(writes, count);
 }
 
-TEST(OfiSeeds, NothingOverrunsTheQueueWithManyPeersSmallMessagesAndSeveralRails) {
+TEST(OfiSeeds, QueuesNeverOverrun) {
   for (const bool writes : {false, true}) {
-    Replay replay(World::of_many_peers(writes), 1);
+    Replay replay(Scenario::of_many_peers(writes), 1);
     EXPECT_EQ(replay.run(true), "");
     EXPECT_EQ(replay.writes() > 0, writes);
     const auto [most, room] = replay.fullest();
     EXPECT_LE(most, room);
-    // The bound is no guess far above what happens.
+    // The bound is tight.
     EXPECT_GT(4 * most, room) << most << " of " << room;
   }
 }

@@ -1,4 +1,4 @@
-// The board on which the members of a group find windows of their own.
+// The board on which the members of a group agree on a block of windows.
 #include "src/peer_memory/board.h"
 
 #include <signal.h>
@@ -24,21 +24,21 @@ namespace {
 constexpr int kRanks = 3;
 constexpr std::size_t kWindow = 8192;
 
-/// Memory that children share; zero.
-class WindowBoardTest : public ::testing::Test {
+/// Zeroed memory that is shared with child processes.
+class PeerMemoryBoardTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = 4096 + PeerMemoryBoard::kBlocks * kRanks * kWindow;
-  WindowBoardTest() {
+  PeerMemoryBoardTest() {
     void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(memory, MAP_FAILED);
     memory_ = {static_cast<std::byte*>(memory), kBytes};
   }
-  ~WindowBoardTest() override { ::munmap(memory_.data(), kBytes); }
+  ~PeerMemoryBoardTest() override { ::munmap(memory_.data(), kBytes); }
 
   std::span<std::byte> memory_;
 };
 
-TEST_F(WindowBoardTest, MembersFindTheSameBlockAndOtherGroupsAnother) {
+TEST_F(PeerMemoryBoardTest, EachGroupGetsItsOwnBlock) {
   PeerMemoryBoard one(memory_, kRanks);
   PeerMemoryBoard other(memory_, kRanks);
   EXPECT_EQ(one.window_bytes(), kWindow);
@@ -50,7 +50,7 @@ TEST_F(WindowBoardTest, MembersFindTheSameBlockAndOtherGroupsAnother) {
   EXPECT_EQ(other.join(7, 2), a);
 }
 
-TEST_F(WindowBoardTest, WindowsDoNotOverlap) {
+TEST_F(PeerMemoryBoardTest, WindowsDoNotOverlap) {
   PeerMemoryBoard board(memory_, kRanks);
   std::byte* end = memory_.data() + 4096;
   for (std::size_t block = 0; block < PeerMemoryBoard::kBlocks; ++block) {
@@ -64,7 +64,7 @@ TEST_F(WindowBoardTest, WindowsDoNotOverlap) {
   EXPECT_EQ(end, memory_.data() + memory_.size());
 }
 
-TEST_F(WindowBoardTest, ABlockIsUsedAgainWhenAllHaveLeftAndShowsNothingOfTheOldGroup) {
+TEST_F(PeerMemoryBoardTest, FreedBlockIsReusedAndZero) {
   PeerMemoryBoard board(memory_, kRanks);
   const auto block = board.join(7, 2);
   ASSERT_TRUE(block && board.join(7, 2));
@@ -73,7 +73,7 @@ TEST_F(WindowBoardTest, ABlockIsUsedAgainWhenAllHaveLeftAndShowsNothingOfTheOldG
     std::memset(window.data(), 0xFF, window.size());
   }
   board.leave(*block);
-  EXPECT_NE(board.join(8, 2), block) << "a member is still there";
+  EXPECT_NE(board.join(8, 2), block) << "a member has not left";
   board.leave(*block);
   ASSERT_EQ(board.join(9, 2), block);
   for (const std::size_t member : {0, 1}) {
@@ -87,20 +87,20 @@ TEST_F(WindowBoardTest, ABlockIsUsedAgainWhenAllHaveLeftAndShowsNothingOfTheOldG
   }
 }
 
-TEST_F(WindowBoardTest, MembersAgreeThatThereIsNoBlockWheneverTheyAsk) {
+TEST_F(PeerMemoryBoardTest, MembersAgreeThatNoBlockIsFree) {
   PeerMemoryBoard board(memory_, kRanks);
   for (std::uint64_t key = 1; key <= PeerMemoryBoard::kBlocks; ++key) ASSERT_TRUE(board.join(key, 2));
   EXPECT_EQ(board.join(1000, 2), std::nullopt);
   const auto first = board.join(1, 2);
-  ASSERT_TRUE(first) << "those that are here still find each other";
+  ASSERT_TRUE(first) << "members of an existing group still find each other";
   board.leave(*first);
   board.leave(*first);
-  EXPECT_EQ(board.join(1000, 2), std::nullopt) << "the first member went without";
-  EXPECT_EQ(board.join(1001, 2), std::nullopt) << "who knows which members have asked already?";
+  EXPECT_EQ(board.join(1000, 2), std::nullopt) << "the first member got no block";
+  EXPECT_EQ(board.join(1001, 2), std::nullopt) << "some members may have been refused already";
   EXPECT_TRUE(board.join(2, 2));
 }
 
-TEST_F(WindowBoardTest, ThereMayBeNoRoom) {
+TEST_F(PeerMemoryBoardTest, TooLittleMemoryGivesNoBlock) {
   for (const std::size_t bytes :
        {std::size_t{0}, std::size_t{4095}, std::size_t{4096} + PeerMemoryBoard::kBlocks * kRanks * 1024}) {
     PeerMemoryBoard board(memory_.first(bytes), kRanks);
@@ -111,7 +111,7 @@ TEST_F(WindowBoardTest, ThereMayBeNoRoom) {
   EXPECT_TRUE(PeerMemoryLease().windows().empty());
 }
 
-TEST_F(WindowBoardTest, LeasesEndOnce) {
+TEST_F(PeerMemoryBoardTest, LeaseReturnsItsBlockOnce) {
   const PeerMemoryBoard board(memory_, kRanks);
   PeerMemoryLease lease(board, 7, 1);
   ASSERT_EQ(lease.windows().size(), 1U);
@@ -120,15 +120,15 @@ TEST_F(WindowBoardTest, LeasesEndOnce) {
   EXPECT_EQ(moved.windows()[0].data(), place);
   moved.leave();
   moved.leave();
-  EXPECT_EQ(PeerMemoryLease(board, 8, 1).windows()[0].data(), place) << "it has been given back";
+  EXPECT_EQ(PeerMemoryLease(board, 8, 1).windows()[0].data(), place) << "leave() returned the block";
   PeerMemoryLease last(board, 9, 1);
-  EXPECT_EQ(last.windows()[0].data(), place) << "and again, by its end";
+  EXPECT_EQ(last.windows()[0].data(), place) << "the destructor returned the block";
   last.abandon();
   PeerMemoryLease after(board, 10, 1);
-  EXPECT_NE(after.windows()[0].data(), place) << "whose it is has not left";
+  EXPECT_NE(after.windows()[0].data(), place) << "abandon() keeps the block";
 }
 
-TEST_F(WindowBoardTest, ThreadsAgree) {
+TEST_F(PeerMemoryBoardTest, ThreadsAgreeOnBlocks) {
   constexpr int kRounds = 2000;
   std::vector<std::vector<std::size_t>> blocks(kRanks);
   std::vector<std::thread> ranks;
@@ -136,20 +136,20 @@ TEST_F(WindowBoardTest, ThreadsAgree) {
     ranks.emplace_back([&, rank] {
       PeerMemoryBoard board(memory_, kRanks);
       for (std::uint64_t round = 1; round <= kRounds; ++round) {
-        // Some are ahead by at most the blocks that there are.
+        // A rank is ahead of the others by at most kBlocks rounds.
         const auto block = board.join(round, kRanks);
         ASSERT_TRUE(block);
         blocks[rank].push_back(*block);
         OneShotSlot& slot = one_shot_slot(board.window(*block, rank), 0);
-        ASSERT_EQ(slot.flag.load(), 0U) << "left over from an earlier group";
+        ASSERT_EQ(slot.flag.load(), 0U) << "stale value of an earlier group";
         slot.flag.store(round);
-        const auto all_are_here = [&] {
+        const auto all_have_joined = [&] {
           for (std::size_t each = 0; each < kRanks; ++each) {
             if (one_shot_slot(board.window(*block, each), 0).flag.load() != round) return false;
           }
           return true;
         };
-        while (!all_are_here()) std::this_thread::yield();
+        while (!all_have_joined()) std::this_thread::yield();
         board.leave(*block);
       }
     });
@@ -158,7 +158,7 @@ TEST_F(WindowBoardTest, ThreadsAgree) {
   for (const auto& each : blocks) EXPECT_EQ(each, blocks[0]);
 }
 
-TEST_F(WindowBoardTest, ARankThatIsKilledAnywhereHoldsUpNobody) {
+TEST_F(PeerMemoryBoardTest, KilledRankBlocksNoOtherRank) {
   for (int round = 0; round < 40; ++round) {
     const ::pid_t child = ::fork();
     if (child == 0) {
@@ -170,7 +170,7 @@ TEST_F(WindowBoardTest, ARankThatIsKilledAnywhereHoldsUpNobody) {
     PeerMemoryBoard board(memory_, kRanks);
     for (int i = 0; i < 200 * (round % 5 + 1); ++i) {
       const auto block = board.join(static_cast<std::uint64_t>(i + 1) << 32, 1);
-      ASSERT_TRUE(block) << "each dead child keeps one block at most";
+      ASSERT_TRUE(block) << "a dead child keeps at most one block";
       board.leave(*block);
     }
     ::kill(child, SIGKILL);

@@ -1,4 +1,4 @@
-// The parts of shoal_perf that can be wrong without anybody noticing: sizes, statistics, options, table and JSON.
+// The parts of shoal_perf whose errors would go unnoticed: sizes, statistics, options, table and JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(Sizes, AreReadWithBinaryUnits) {
   EXPECT_EQ(*parse_size("3G"), std::size_t{3} << 30);
 }
 
-TEST(Sizes, RefuseWhatIsNoSizeAndNameIt) {
+TEST(Sizes, RefuseAndNameInvalidText) {
   for (const char* text : {"", "-4", "x", "4KB", "4 K", "K", "1.5M", "99999999999999999999", "99999999999G"}) {
     const auto size = parse_size(text);
     ASSERT_FALSE(size.ok()) << text;
@@ -221,7 +221,7 @@ Row row_of(const Record& record) {
   return row;
 }
 
-TEST(Figures, FollowFromTheTimes) {
+TEST(Figures, AreComputedFromTheTimes) {
   const Record record = sample("shoal", 1000000, {20000, 10000, 30000});
   EXPECT_DOUBLE_EQ(record.latency_us, 20000);
   EXPECT_DOUBLE_EQ(record.latency_us_p10, 12000);
@@ -235,7 +235,7 @@ TEST(Figures, FollowFromTheTimes) {
   EXPECT_FALSE(sample("shoal", 1000000, {1}, 1).limit_fraction.has_value());
 }
 
-TEST(Figures, OfNothingAreZeroAndFinite) {
+TEST(Figures, AreZeroForEmptyMessages) {
   const Record record = sample("shoal", 0, {5});
   EXPECT_DOUBLE_EQ(record.algbw_gbs, 0);
   EXPECT_DOUBLE_EQ(record.cpu_s_per_gb, 0);
@@ -248,8 +248,8 @@ Record peer_sample(std::size_t bytes, double us, double time_over_shoal) {
   return record;
 }
 
-TEST(Ratios, OfRoundsAreTakenBeforeTheirMedian) {
-  // The machine goes through a slow phase; in the round on its edge only the peer is in it.
+TEST(Ratios, AreTakenPerRoundBeforeTheMedian) {
+  // The machine becomes slow; in the third round only the peer is affected.
   const std::vector<double> ours = {10, 10, 10, 30, 30};
   const std::vector<double> theirs = {20, 20, 60, 60, 60};
   EXPECT_DOUBLE_EQ(paired_ratio(theirs, ours).value(), 2);
@@ -326,7 +326,7 @@ TEST(Table, HasTheColumnsOfNcclTestsThenItsOwn) {
                                        "0.050", "0.075", "0", "20000", "20000", "40.0", "2.00", "2.00", "gloo", "ring", "tcp"));
 }
 
-TEST(Table, SaysWhyARowIsEmpty) {
+TEST(Table, GivesReasonForEmptyRow) {
   Row row;
   row.library = "openmpi";
   row.unsupported = "MPI has no such type";
@@ -338,7 +338,7 @@ TEST(Table, EndsAsNcclTestsDoes) {
   EXPECT_THAT(table_tail(3, 0), HasSubstr("# Out of bounds values : 3 FAILED"));
 }
 
-TEST(Table, CountsWrongElementsOfEverybodyButAveragesShoal) {
+TEST(Table, CountsAllWrongElementsAveragesShoalOnly) {
   std::vector<Row> rows = {row_of(sample("shoal", 1000000, {20000})), row_of(sample("gloo", 1000000, {10}))};
   EXPECT_EQ(total_wrong(rows), 0U);
   rows[1].in_place->wrong = 3;

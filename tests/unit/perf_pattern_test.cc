@@ -1,4 +1,4 @@
-// The benchmark's check of results: it must accept every order of reduction, and refuse everything else.
+// The result check of the benchmark: it accepts every order of reduction and refuses everything else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace shoal::perf {
 namespace {
 
-/// One element of any type, reduced the slow way: in double for floating types with rounding to the type after every
+/// One element of any type, reduced without vectors: in double for floating types with rounding to the type after every
 /// operation, modulo 2^n for integers.
 class Element {
  public:
@@ -118,7 +118,7 @@ class Element {
   std::byte bytes_[8] = {};
 };
 
-/// A pairwise reduction in a random order, as no library would do it.
+/// A pairwise reduction in a random order.
 std::vector<std::byte> reduce_in_random_order(const Pattern& pattern, DataType type, ReduceOp op, int ranks, std::size_t count,
                                               std::mt19937& random) {
   const std::size_t element_bytes = size_of(type);
@@ -165,8 +165,8 @@ TEST_P(EveryPair, AcceptsAnyOrderAndRefusesOneChangedElement) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryPair, ::testing::Values(1, 2, 3, 4, 7, 17, 300));
 
-TEST(Pattern, EveryRankCounts) {
-  // Leaving any one rank out of a sum must show somewhere, also where not every rank contributes to every element.
+TEST(Pattern, DetectsAnyMissingRank) {
+  // A sum that lacks one rank must be detected, also where not every rank contributes to every element.
   for (const auto& [type, ranks] :
        {std::pair{DataType::float32, 5}, std::pair{DataType::int8, 200}, std::pair{DataType::bfloat16, 300}}) {
     const Pattern pattern(type, ReduceOp::sum, ranks, 1);
@@ -177,7 +177,7 @@ TEST(Pattern, EveryRankCounts) {
   }
 }
 
-TEST(Pattern, TellsRanksSeedsAndPlacesApart) {
+TEST(Pattern, DistinguishesRanksSeedsAndPositions) {
   constexpr std::size_t kCount = 10000;
   const Pattern pattern(DataType::float32, ReduceOp::sum, 4, 0);
   std::vector<float> data(kCount);
@@ -210,7 +210,7 @@ TEST(Pattern, RefusesNaN) {
   EXPECT_EQ(pattern.count_wrong_result(&bad, 1), 1U);
 }
 
-TEST(ShortFloats, SurviveTheWayThereAndBack) {
+TEST(ShortFloats, SurviveRoundTrip) {
   for (const auto& [type, largest] : {std::pair{DataType::float16, 256.0}, std::pair{DataType::bfloat16, 256.0},
                                       std::pair{DataType::float8_e4m3fn, 4.5}, std::pair{DataType::float8_e5m2, 3.0}}) {
     for (const double value : {0.0, 1.0, -1.0, 2.0, 3.0, 0x1p-9, -0x3p-9, 4.5, -81.0, 127.0, 0.5, 256.0}) {
@@ -232,7 +232,7 @@ TEST(ShortFloats, SurviveTheWayThereAndBack) {
     EXPECT_EQ(one[1], std::byte{0xaa});  // one byte is written, and one read
     EXPECT_EQ(decode_floating(type, one), 1);
   }
-  const std::byte top{0x7f};  // without infinity, the largest pattern is the only one that is special
+  const std::byte top{0x7f};  // this format has no infinity: only the largest pattern is special
   EXPECT_TRUE(std::isnan(decode_floating(DataType::float8_e4m3fn, &top)));
   const std::byte below{0x7e};
   EXPECT_EQ(decode_floating(DataType::float8_e4m3fn, &below), 448);

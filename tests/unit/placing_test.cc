@@ -1,4 +1,4 @@
-// Which cores the communication threads of a host's ranks get, on fake machines and on this one; which NICs a rank is told.
+// Cores of the progress threads and NICs of the ranks of a host, on fake machines and on this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// `count` ranks that may all run on `cores`, and have them to themselves.
+/// `count` ranks that may all run on `cores`; no other process uses these.
 HostRanks unbound(const std::vector<int>& cores, std::size_t count) {
   return {std::vector<std::vector<int>>(count, cores), static_cast<int>(cores.size())};
 }
@@ -30,24 +30,24 @@ std::vector<int> numbers(int first, int end) {
   return all;
 }
 
-TEST(Placing, OnAWholeMachineThreadsHaveTheCoreThatIsKeptForThem) {
+TEST(Placing, WholeMachineUsesReservedCores) {
   for (const char* name : {"p4d", "p5", "g5", "laptop"}) {
     const Hardware machine = hardware_of(fake::machine(name));
     const std::size_t ranks = machine.gpus.empty() ? 2 : machine.gpus.size();
-    const auto kept = place_ranks(machine, static_cast<int>(ranks), machine.cores());
+    const auto reserved = place_ranks(machine, static_cast<int>(ranks), machine.cores());
     const auto places = places_of(machine, unbound(machine.cores(), ranks), "near");
     for (std::size_t i = 0; i < ranks; ++i) {
-      ASSERT_FALSE(kept[i].progress_cores.empty()) << name;
-      EXPECT_EQ(places[i].progress_cores, kept[i].progress_cores) << name;
-      EXPECT_EQ(places[i].cores, kept[i].cores) << name;
-      EXPECT_EQ(places[i].nics, kept[i].nics) << name;
+      ASSERT_FALSE(reserved[i].progress_cores.empty()) << name;
+      EXPECT_EQ(places[i].progress_cores, reserved[i].progress_cores) << name;
+      EXPECT_EQ(places[i].cores, reserved[i].cores) << name;
+      EXPECT_EQ(places[i].nics, reserved[i].nics) << name;
       const auto& nic = machine.nics[static_cast<std::size_t>(places[i].nics.front())];
       EXPECT_EQ(machine.node_of_core(places[i].progress_cores.front()), std::max(nic.place.numa_node, 0)) << name;
     }
   }
 }
 
-TEST(Placing, NobodyIsPinnedWhereRanksOutnumberCores) {
+TEST(Placing, PinsNothingIfRanksOutnumberCores) {
   const Hardware laptop = hardware_of(fake::machine("laptop"));
   for (const char* policy : {"near", "last"}) {
     for (const RankPlace& place : places_of(laptop, unbound(laptop.cores(), 5), policy)) {
@@ -57,22 +57,22 @@ TEST(Placing, NobodyIsPinnedWhereRanksOutnumberCores) {
   }
 }
 
-TEST(Placing, NobodyIsPinnedWhereOthersMayHaveTheSameCores) {
+TEST(Placing, PinsNothingOnSharedCores) {
   const Hardware laptop = hardware_of(fake::machine("laptop"));
   HostRanks quota = unbound(laptop.cores(), 1);
-  quota.cores = 4;  // a container that may use half of the time
+  quota.cores = 4;  // a container with a quota of half the cores
   for (const HostRanks& ranks : {quota, unbound(numbers(0, 6), 1)}) {
     const RankPlace place = places_of(laptop, ranks, "near")[0];
     EXPECT_THAT(place.progress_cores, IsEmpty());
     EXPECT_THAT(place.progress_why, testing::Mentions("bound"));
     EXPECT_EQ(place.cores, ranks.masks[0]);
   }
-  // Who says so is believed.
+  // An explicit "last" overrides the check.
   EXPECT_THAT(places_of(laptop, unbound(numbers(0, 6), 1), "last")[0].progress_cores, ElementsAre(5));
 }
 
-TEST(Placing, BoundRanksKeepToTheNodeOfTheirNicWhereThatIsAChoice) {
-  const Hardware g5 = hardware_of(fake::machine("g5"));  // its NIC is on the second node
+TEST(Placing, BoundRanksPreferTheNodeOfTheirNic) {
+  const Hardware g5 = hardware_of(fake::machine("g5"));  // its NIC is on the second NUMA node
   RankPlace place = places_of(g5, unbound(numbers(40, 60), 2), "near")[0];
   EXPECT_EQ(place.progress_cores, numbers(48, 60));
   EXPECT_THAT(place.progress_why, testing::Mentions("NIC"));
@@ -82,7 +82,7 @@ TEST(Placing, BoundRanksKeepToTheNodeOfTheirNicWhereThatIsAChoice) {
   EXPECT_THAT(place.progress_cores, IsEmpty());
 }
 
-TEST(Placing, RanksWithoutGpusTakeNicsWhereTheyAreBound) {
+TEST(Placing, BoundRanksTakeNicsOfTheirNode) {
   fake::Machine machine = fake::machine("p4d");
   std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
   const Hardware found = hardware_of(machine);
@@ -91,24 +91,24 @@ TEST(Placing, RanksWithoutGpusTakeNicsWhereTheyAreBound) {
   EXPECT_EQ(found.nics[static_cast<std::size_t>(places[1].nics.front())].place.numa_node, 0);
 }
 
-TEST(Placing, OffAndListsAreObeyed) {
+TEST(Placing, ObeysOffAndCoreLists) {
   const Hardware p5 = hardware_of(fake::machine("p5"));
   const RankPlace free = places_of(p5, unbound(p5.cores(), 8), "off")[0];
   EXPECT_THAT(free.progress_cores, IsEmpty());
-  EXPECT_EQ(format_cores(free.cores), "0-11,96-107");  // what was kept is the caller's
+  EXPECT_EQ(format_cores(free.cores), "0-11,96-107");  // the caller also has the reserved cores
   const auto listed = places_of(p5, {std::vector<std::vector<int>>(3, {0}), 1}, "11,23");
   EXPECT_THAT(listed[0].progress_cores, ElementsAre(11));
   EXPECT_THAT(listed[1].progress_cores, ElementsAre(23));
   EXPECT_THAT(listed[2].progress_cores, ElementsAre(11));
 }
 
-TEST(Placing, AMachineThatTellsNothing) {
-  const Hardware nothing;
-  EXPECT_THAT(places_of(nothing, unbound({0, 1, 2, 3}, 2), "near")[1].progress_cores, ElementsAre(2));
-  EXPECT_THAT(places_of(nothing, {{{}, {}}, 4}, "near")[1].progress_cores, IsEmpty());
+TEST(Placing, PlacesRanksOnUnknownMachine) {
+  const Hardware unknown;
+  EXPECT_THAT(places_of(unknown, unbound({0, 1, 2, 3}, 2), "near")[1].progress_cores, ElementsAre(2));
+  EXPECT_THAT(places_of(unknown, {{{}, {}}, 4}, "near")[1].progress_cores, IsEmpty());
 }
 
-/// What a rank reads of the machine that SHOAL_SYSFS_ROOT describes.
+/// own_place() on the fake machine at SHOAL_SYSFS_ROOT.
 class OwnPlaceOf : public ::testing::Test {
  protected:
   void use(const char* name) {
@@ -121,7 +121,7 @@ class OwnPlaceOf : public ::testing::Test {
   fake::Folder folder_;
 };
 
-TEST_F(OwnPlaceOf, RankSixOfAP4dTakesTheNicBesideItsGpu) {
+TEST_F(OwnPlaceOf, P4dRankTakesNicOfItsGpu) {
   use("p4d");
   const OwnPlace place = own_place(unbound(numbers(0, 96), 8), 6, true);
   EXPECT_THAT(place.nics, ElementsAre("rdmap160s27"));
@@ -129,7 +129,7 @@ TEST_F(OwnPlaceOf, RankSixOfAP4dTakesTheNicBesideItsGpu) {
   EXPECT_EQ(own_place(unbound(numbers(0, 96), 8), 6, false).progress_cores, place.progress_cores);
 }
 
-TEST_F(OwnPlaceOf, ALaptopsDevicesMakeNoDifferenceToItsCores) {
+TEST_F(OwnPlaceOf, DevicesDoNotChangeCoresOfLaptop) {
   use("laptop");
   const OwnPlace with = own_place(unbound(numbers(0, 8), 2), 1, true);
   const OwnPlace without = own_place(unbound(numbers(0, 8), 2), 1, false);
@@ -139,7 +139,7 @@ TEST_F(OwnPlaceOf, ALaptopsDevicesMakeNoDifferenceToItsCores) {
   EXPECT_THAT(with.progress_cores, ElementsAre(3, 7));
 }
 
-TEST(OwnPlace, HereItIsAmongTheCoresOfThisProcess) {
+TEST(OwnPlace, UsesCoresOfThisProcess) {
   const std::vector<int> cores = affinity_cores();
   for (const int core : own_place({{cores}, allowed_cores()}, 0, true).progress_cores) EXPECT_THAT(cores, Contains(core));
 }

@@ -1,4 +1,4 @@
-// Plans: the sizes of the pieces in which messages move.
+// Plans: tile sizes, and which sends wait for which receives.
 #include "src/plan/plan.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr std::size_t kNetworkTile = 256 << 10;
 struct Made {
   std::vector<std::unique_ptr<Plan>> of_rank;
 
-  // Of what `rank` exchanges with `peer`, the largest piece; 0 where nothing.
+  // The largest tile between `rank` and `peer`, in bytes; 0 if they exchange none.
   [[nodiscard]] std::size_t largest_tile(int rank, int peer) const {
     const Plan& plan = *of_rank[static_cast<std::size_t>(rank)];
     std::size_t largest = 0;
@@ -55,7 +55,7 @@ Made make(const Topology& topology, const char* algorithm, std::size_t bytes, st
   return made;
 }
 
-TEST(Plan, SmallMessagesMoveInLargerPiecesWhereEachCostsCalls) {
+TEST(Plan, SmallMessagesUseLargerTilesIfTilesAreCostly) {
   const Topology pair = Topology::uniform(1, 2);
   constexpr CollectiveKind kKind = CollectiveKind::all_reduce;
   EXPECT_EQ(make(pair, "direct", 64 << 10, kNetworkTile, kKind, false).largest_tile(0, 1), 8 << 10);
@@ -63,21 +63,21 @@ TEST(Plan, SmallMessagesMoveInLargerPiecesWhereEachCostsCalls) {
   EXPECT_EQ(make(Topology::uniform(2, 1), "direct", 64 << 10).largest_tile(0, 1), 32 << 10);
 }
 
-TEST(Plan, LargeMessagesMoveInLargerPiecesBetweenNodes) {
+TEST(Plan, LargeMessagesUseLargerTilesBetweenNodes) {
   EXPECT_EQ(make(Topology::uniform(2, 1), "one_shot", 4 << 20).largest_tile(0, 1), kNetworkTile);
   EXPECT_EQ(make(Topology::uniform(1, 2), "one_shot", 4 << 20).largest_tile(0, 1), kTile);
   EXPECT_EQ(make(Topology::uniform(2, 1), "one_shot", 4 << 20, kTile).largest_tile(0, 1), kTile);
 }
 
-TEST(Plan, SenderAndReceiverOverlapWithinAMessageBetweenNodes) {
+TEST(Plan, NetworkMessagesHaveSeveralTilesToOverlap) {
   for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{512} << 10}) {
     const Made made = make(Topology::uniform(2, 1), "one_shot", bytes);
     EXPECT_LE(made.largest_tile(0, 1), std::max(bytes / 4, std::size_t{32} << 10)) << bytes;
   }
 }
 
-// From whom the data comes that what `rank` sends to `peer` keeps step with; -1: it waits for nobody.
-int keeps_step_with(const Made& made, int rank, int peer) {
+// The rank whose data the send from `rank` to `peer` waits for, byte by byte; -1: it waits for none.
+int paced_by(const Made& made, int rank, int peer) {
   const Plan& plan = *made.of_rank[static_cast<std::size_t>(rank)];
   const auto link = std::ranges::find(plan.links, static_cast<std::uint32_t>(peer), &PlanLink::link);
   const Instruction& send = plan.instructions[link->sends.front()];
@@ -90,28 +90,28 @@ int keeps_step_with(const Made& made, int rank, int peer) {
   return static_cast<int>(plan.edges[receive.first_edge].link);
 }
 
-TEST(Plan, LargeAllToAllsGoRoundBetweenNodes) {
+TEST(Plan, LargeAllToAllPacesSendsByReceives) {
   constexpr CollectiveKind kKind = CollectiveKind::all_to_all;
   const Made four = make(Topology::uniform(4, 1), "direct", 1 << 20, kNetworkTile, kKind);
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(keeps_step_with(four, rank, (rank + 1) % 4), -1) << "somebody begins";
-    EXPECT_EQ(keeps_step_with(four, rank, (rank + 2) % 4), (rank + 3) % 4);
-    EXPECT_EQ(keeps_step_with(four, rank, (rank + 3) % 4), (rank + 2) % 4);
+    EXPECT_EQ(paced_by(four, rank, (rank + 1) % 4), -1) << "the first send waits for none";
+    EXPECT_EQ(paced_by(four, rank, (rank + 2) % 4), (rank + 3) % 4);
+    EXPECT_EQ(paced_by(four, rank, (rank + 3) % 4), (rank + 2) % 4);
   }
-  // Ranks 0, 1 and 2, 3 share a node: what goes through its memory neither waits nor is waited for.
+  // Ranks 0, 1 and 2, 3 share a node: transfers through shared memory are not paced.
   const Made pairs = make(Topology::uniform(2, 2), "direct", 1 << 20, kNetworkTile, kKind);
-  EXPECT_EQ(keeps_step_with(pairs, 0, 1), -1);
-  EXPECT_EQ(keeps_step_with(pairs, 0, 2), 3);
-  EXPECT_EQ(keeps_step_with(pairs, 0, 3), 2);
-  EXPECT_EQ(keeps_step_with(pairs, 1, 0), -1);
-  EXPECT_EQ(keeps_step_with(pairs, 1, 2), -1) << "somebody begins";
-  EXPECT_EQ(keeps_step_with(make(Topology::uniform(4, 1), "direct", 64 << 10, kNetworkTile, kKind), 0, 3), -1) << "a few tiles";
-  EXPECT_EQ(keeps_step_with(make(Topology::uniform(4, 1), "direct", 4 << 20, kNetworkTile, CollectiveKind::all_gather), 0, 3),
-            -1);
+  EXPECT_EQ(paced_by(pairs, 0, 1), -1);
+  EXPECT_EQ(paced_by(pairs, 0, 2), 3);
+  EXPECT_EQ(paced_by(pairs, 0, 3), 2);
+  EXPECT_EQ(paced_by(pairs, 1, 0), -1);
+  EXPECT_EQ(paced_by(pairs, 1, 2), -1) << "the first send waits for none";
+  EXPECT_EQ(paced_by(make(Topology::uniform(4, 1), "direct", 64 << 10, kNetworkTile, kKind), 0, 3), -1)
+      << "a message of few tiles is not paced";
+  EXPECT_EQ(paced_by(make(Topology::uniform(4, 1), "direct", 4 << 20, kNetworkTile, CollectiveKind::all_gather), 0, 3), -1);
 }
 
-// In pieces of different sizes it would be several folds, in another order on each rank.
-TEST(Plan, AFoldFromBothKindsOfLinksIsOne) {
+// Tiles of different sizes would need several folds, in a different order on each rank.
+TEST(Plan, MixedLinksShareOneFold) {
   const Topology mixed = Topology::ragged({1, 2});
   for (const char* algorithm : {"one_shot", "direct"}) {
     const Made made = make(mixed, algorithm, 8 << 20);
@@ -132,8 +132,8 @@ TEST(Plan, AFoldFromBothKindsOfLinksIsOne) {
   }
 }
 
-// One node of three, one of two; every pair of ranks exchanges something, and folds mix both kinds of links.
-TEST(Plan, BothEndsOfEveryMessageCutItAlikeAndMemoryKeepsItsPieces) {
+// Nodes of three and two ranks: every pair exchanges tiles, folds mix both kinds of links, shared memory keeps its tile size.
+TEST(Plan, BothEndsCutEveryMessageAlike) {
   const Topology ragged = Topology::ragged({3, 2});
   // A hierarchical message travels in segments, whose messages are smaller.
   for (const auto& [algorithm, largest_expected] :

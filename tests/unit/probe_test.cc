@@ -1,4 +1,4 @@
-// The measurement at start-up: all of many ranks get the same costs, and it stays short on slow links and for many ranks.
+// The measurement at start-up: all ranks get the same costs, and it stays short on slow links and for many ranks.
 #include "src/communicator/probe.h"
 
 #include <gmock/gmock.h>
@@ -28,9 +28,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A link around another one.
-class LinkAround : public Link {
+class LinkWrapper : public Link {
  public:
-  explicit LinkAround(std::unique_ptr<Link> link) : link_(std::move(link)) {}
+  explicit LinkWrapper(std::unique_ptr<Link> link) : link_(std::move(link)) {}
   [[nodiscard]] int peer() const noexcept override { return link_->peer(); }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return link_->max_tile_bytes(); }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return link_->try_send(header, data); }
@@ -43,12 +43,12 @@ class LinkAround : public Link {
   std::unique_ptr<Link> link_;
 };
 
-// Counts what leaves.
-class CountingLink final : public LinkAround {
+// Counts the sent tiles.
+class CountingLink final : public LinkWrapper {
  public:
-  CountingLink(std::unique_ptr<Link> link, std::atomic<std::uint64_t>& tiles) : LinkAround(std::move(link)), tiles_(tiles) {}
+  CountingLink(std::unique_ptr<Link> link, std::atomic<std::uint64_t>& tiles) : LinkWrapper(std::move(link)), tiles_(tiles) {}
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    const bool sent = LinkAround::try_send(header, data);
+    const bool sent = LinkWrapper::try_send(header, data);
     if (sent) tiles_.fetch_add(1);
     return sent;
   }
@@ -62,17 +62,17 @@ struct Shape {
   double burst;
 };
 
-// Lets through what a token bucket does: a burst at once, the rest at its rate.
-class ShapedLink final : public LinkAround {
+// Shapes like a token bucket: a burst at once, the rest at its rate.
+class ShapedLink final : public LinkWrapper {
  public:
-  ShapedLink(std::unique_ptr<Link> link, Shape shape) : LinkAround(std::move(link)), shape_(shape) {}
+  ShapedLink(std::unique_ptr<Link> link, Shape shape) : LinkWrapper(std::move(link)), shape_(shape) {}
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
     const auto now = Clock::now();
     tokens_ = std::min(shape_.burst, tokens_ + shape_.bytes_per_s * std::chrono::duration<double>(now - filled_).count());
     filled_ = now;
     tokens_ -= static_cast<double>(data.size());
     if (tokens_ < 0) std::this_thread::sleep_for(std::chrono::duration<double>(-tokens_ / shape_.bytes_per_s));
-    return LinkAround::try_send(header, data);
+    return LinkWrapper::try_send(header, data);
   }
 
  private:
@@ -81,11 +81,11 @@ class ShapedLink final : public LinkAround {
   Clock::time_point filled_ = Clock::now();
 };
 
-// Whatever the peer sends, this is what has come.
-class LyingLink final : public LinkAround {
+// Delivers one forged tile, whatever the peer sends.
+class ForgingLink final : public LinkWrapper {
  public:
-  LyingLink(std::unique_ptr<Link> link, std::size_t bytes, std::uint32_t edge)
-      : LinkAround(std::move(link)), bytes_(bytes), arrival_{TileHeader{}, bytes_} {
+  ForgingLink(std::unique_ptr<Link> link, std::size_t bytes, std::uint32_t edge)
+      : LinkWrapper(std::move(link)), bytes_(bytes), arrival_{TileHeader{}, bytes_} {
     arrival_.header.edge = edge;
     arrival_.header.size_bytes = static_cast<std::uint32_t>(bytes);
   }
@@ -97,8 +97,8 @@ class LyingLink final : public LinkAround {
   Arrival arrival_;
 };
 
-/// What ranks find on their links that nobody has sent; rank 0 leads.
-struct Lie {
+/// A tile that `rank` receives but no peer has sent; rank 0 leads the measurement.
+struct ForgedTile {
   int rank;
   std::size_t bytes;
   std::uint32_t edge;
@@ -112,7 +112,7 @@ struct Outcome {
 
 using Pairs = std::vector<std::pair<int, int>>;
 
-// Those whom `rank` has a link to.
+// The ranks to which `rank` has a link.
 std::vector<int> peers_of(int rank, const Pairs& pairs) {
   std::vector<int> peers;
   for (const auto& [a, b] : pairs) {
@@ -123,7 +123,7 @@ std::vector<int> peers_of(int rank, const Pairs& pairs) {
 
 // Every rank of `topology` in a thread. Only links between `pairs` exist: a use of any other would crash.
 Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOptions& wire, std::optional<Shape> shape = {},
-              std::optional<Lie> lie = {}) {
+              std::optional<ForgedTile> forged = {}) {
   const auto size = static_cast<std::size_t>(topology.ranks());
   Outcome outcome{std::vector<Topology>(size, topology), std::vector<std::uint64_t>(size), std::vector<std::string>(size)};
   const std::string folder = fmt::format("{}/shoal-probe-{}", std::filesystem::temp_directory_path().string(), ::getpid());
@@ -156,7 +156,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       if (!links.ok()) return links.status();
       for (auto& link : *links) {
         if (shape) link = std::make_unique<ShapedLink>(std::move(link), *shape);
-        if (lie && lie->rank == rank) link = std::make_unique<LyingLink>(std::move(link), lie->bytes, lie->edge);
+        if (forged && forged->rank == rank) link = std::make_unique<ForgingLink>(std::move(link), forged->bytes, forged->edge);
         parts.links.push_back(std::make_unique<CountingLink>(std::move(link), tiles[at]));
         parts.transport_of_link.push_back(0);
       }
@@ -165,9 +165,9 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
     StartupExchange exchange(**store, rank, topology.ranks(), deadline);
     Status status = measure_costs(exchange, parts, true);
     outcome.topologies[at] = parts.topology;
-    if (!status.ok()) return status;  // its links end with it, which its peer sees
-    // Nobody leaves while its peer still takes the last tile.
-    if (Status said = (*store)->set(fmt::format("done/{}", rank), ""); !said.ok()) return said;
+    if (!status.ok()) return status;  // closes its links, which its peer notices
+    // No rank leaves while its peer still receives the last tile.
+    if (Status done = (*store)->set(fmt::format("done/{}", rank), ""); !done.ok()) return done;
     for (const int peer : peers_of(rank, pairs)) {
       if (const auto other = (*store)->get(fmt::format("done/{}", peer), deadline); !other.ok()) return other.status();
     }
@@ -190,9 +190,9 @@ constexpr std::uint64_t kAllRoundTrips = 28;
 constexpr std::uint64_t kPauses = 4 * 10;  // their round trips
 constexpr std::uint64_t kAnswers = 5 + 1 + 8;
 constexpr std::uint64_t kStreams = 5 + 4 + 8 * 32;
-constexpr std::uint64_t kAllTiles = kAllRoundTrips + kPauses + kStreams + 1;  // with the tile that says it is over
+constexpr std::uint64_t kAllTiles = kAllRoundTrips + kPauses + kStreams + 1;  // with the final tile
 
-TEST(Probe, SixtyFourRanksAgreeAndFewOfThemWork) {
+TEST(Probe, RanksAgreeAndFewOfThemMeasure) {
   const Outcome outcome = probe(Topology::uniform(8, 8), {{0, 1}, {0, 8}, {16, 24}, {32, 40}, {48, 56}}, {});
   for (std::size_t rank = 0; rank < 64; ++rank) {
     ASSERT_EQ(outcome.errors[rank], "") << "rank " << rank;
@@ -218,22 +218,22 @@ TEST(Probe, SixtyFourRanksAgreeAndFewOfThemWork) {
     EXPECT_NE(outcome.topologies[0].cost[i].latency_us, Topology().cost[i].latency_us);
     EXPECT_NE(outcome.topologies[0].cost[i].us_per_byte, Topology().cost[i].us_per_byte);
   }
-  // What an end spends on a message: over a network only.
+  // Overhead per message is measured over a network only.
   EXPECT_GT(outcome.topologies[63].cost[static_cast<std::size_t>(LinkClass::network)].overhead_us, 0);
   EXPECT_LT(outcome.topologies[63].cost[static_cast<std::size_t>(LinkClass::shared_memory)].overhead_us, 0);
-  // The work, which is what takes time: the same for any number of ranks. A busy machine may cut it short.
+  // The tiles, which take the time: the same number for any number of ranks. A busy machine may cut them short.
   EXPECT_LE(outcome.tiles[0], 2 * kAllTiles);
   EXPECT_LE(outcome.tiles[1] + outcome.tiles[8], 2 * (kAllRoundTrips + kPauses + kAnswers));
 }
 
-TEST(Probe, AnOddNodeHasNobodyToProbeWith) {
+TEST(Probe, UnpairedNodeMeasuresNothing) {
   const Outcome outcome = probe(Topology::ragged({1, 2, 3}), {{0, 1}}, {});
   for (const std::string& error : outcome.errors) EXPECT_EQ(error, "");
   for (const std::size_t rank : {2U, 3U, 4U, 5U}) EXPECT_EQ(outcome.tiles[rank], 0U) << "rank " << rank;
   EXPECT_GT(outcome.topologies[5].cost[static_cast<std::size_t>(LinkClass::network)].overhead_us, 0);
 }
 
-TEST(Probe, ASlowLinkIsMeasuredBriefly) {
+TEST(Probe, SlowLinkIsMeasuredBriefly) {
   LoopbackOptions slow;
   slow.seed = 5;
   slow.mean_delay = std::chrono::milliseconds(20);
@@ -247,39 +247,39 @@ TEST(Probe, ASlowLinkIsMeasuredBriefly) {
   EXPECT_GT(cost.latency_us, 1000);
 }
 
-TEST(Probe, SeesWhatATokenBucketLetsThrough) {
+TEST(Probe, DetectsBurstOfTokenBucket) {
   const auto cost_of = [](std::optional<Shape> shape) {
     const Outcome outcome = probe(Topology::uniform(2, 1), {{0, 1}}, {}, shape);
     EXPECT_EQ(outcome.errors[0], "");
     return outcome.topologies[1].cost[static_cast<std::size_t>(LinkClass::network)];
   };
   const double tile = 64 << 10;
-  // Where others take the core away, tokens gather meanwhile, or a stream takes so long that its end looks fast.
+  // If the thread loses its core, tokens accumulate, or a stream takes so long that its end looks fast: try again.
   LinkCost shaped = cost_of(Shape{1e7, 3.5 * tile});
   for (int tries = 1; tries < 10 && shaped.burst_us_per_byte <= 0; ++tries) shaped = cost_of(Shape{1e7, 3.5 * tile});
   EXPECT_GT(shaped.burst_us_per_byte, 0);
   EXPECT_LT(shaped.burst_us_per_byte, 0.5 * shaped.us_per_byte);
   EXPECT_GT(shaped.us_per_byte, 0.5 * 0.1);
-  // As slow, but nothing passes at once. Where others take the core away during a stream, its first tiles look fast beside it.
+  // The same rate without a burst. If the thread loses its core during a stream, its first tiles look fast: try again.
   LinkCost bare = cost_of(Shape{1e7, 0});
   for (int tries = 1; tries < 10 && bare.burst_us_per_byte >= 0; ++tries) bare = cost_of(Shape{1e7, 0});
   EXPECT_LT(bare.burst_us_per_byte, 0);
 }
 
-// A link lets through tiles larger than those that are measured by, and a peer may ask for anything.
-TEST(Probe, NonsenseEndsItWithItsReason) {
+// A link accepts tiles larger than those of the measurement, and a peer may send any request.
+TEST(Probe, MalformedTileEndsProbeWithReason) {
   constexpr std::size_t kMost = 64 << 10;
-  const auto error_of = [](Lie lie) {
-    return probe(Topology::uniform(2, 1), {{0, 1}}, {}, {}, lie).errors[static_cast<std::size_t>(lie.rank)];
+  const auto error_of = [](ForgedTile forged) {
+    return probe(Topology::uniform(2, 1), {{0, 1}}, {}, {}, forged).errors[static_cast<std::size_t>(forged.rank)];
   };
   EXPECT_THAT(error_of({1, kMost + 1, 0}), testing::Mentions("65537", "65536"));
   EXPECT_THAT(error_of({0, kMost + 1, 0}), testing::Mentions("65537", "65536"));
-  for (const std::uint32_t wish : {3U, 4U, 5U, 4000000000U}) {  // the first two: to swap, which is for memory
-    EXPECT_THAT(error_of({1, 8, wish}), testing::Mentions("rank 0", std::to_string(wish)));
+  for (const std::uint32_t request : {3U, 4U, 5U, 4000000000U}) {  // 3 and 4: swaps, which are for shared memory
+    EXPECT_THAT(error_of({1, 8, request}), testing::Mentions("rank 0", std::to_string(request)));
   }
 }
 
-TEST(Packing, IsForWiresThatTakeTheirTime) {
+TEST(Packing, IsForSlowWiresOnly) {
   Topology topology;
   double& us_per_byte = topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
   us_per_byte = 1.0 / 290;  // 2.3 Gbit/s
@@ -288,7 +288,7 @@ TEST(Packing, IsForWiresThatTakeTheirTime) {
   EXPECT_FALSE(packing_costs_little(topology));
 }
 
-TEST(CheckSums, AreForWiresThatTakeTheirTime) {
+TEST(CheckSums, AreForSlowWiresOnly) {
   Topology topology;
   double& us_per_byte = topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
   us_per_byte = 1.0 / 118;  // 1 Gbit/s

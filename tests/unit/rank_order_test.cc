@@ -1,4 +1,4 @@
-// Hosts in the order of the network: DescribeInstanceTopology's answer, from a file or a command.
+// Host order by network distance, from the answer of DescribeInstanceTopology in a file or of a command.
 #include "src/machine/rank_order.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ std::vector<std::string> ordered(const NetworkTree& tree, const std::vector<std:
   return result;
 }
 
-TEST(RankOrder, NeighboursShareTheLowestNode) {
+TEST(RankOrder, OrdersHostsByLowestSharedNode) {
   NetworkTree tree;
   ASSERT_TRUE(add_answer(kTopology, tree).ok());
   EXPECT_EQ(tree.paths.size(), 4U);
@@ -50,7 +50,7 @@ TEST(RankOrder, UnknownHostsComeLast) {
   EXPECT_THAT(order_hosts(tree, hosts).unknown, ElementsAre("i-5", "other"));
 }
 
-TEST(RankOrder, HostsByNameAddressAndUser) {
+TEST(RankOrder, FindsHostsByNameAddressAndUser) {
   NetworkTree tree;
   ASSERT_TRUE(add_answer(kTopology, tree).ok());
   ASSERT_TRUE(add_answer(kInstances, tree).ok());
@@ -70,14 +70,14 @@ TEST(RankOrder, UltraServersUnderOneNodeStayTogether) {
   EXPECT_THAT(ordered(tree, {"i-1", "i-2", "i-3"}), ElementsAre("i-1", "i-3", "i-2"));
 }
 
-TEST(RankOrder, AnswersThatAreNone) {
+TEST(RankOrder, RefusesMalformedAnswers) {
   std::string layers = "\"0\"";
   for (int i = 1; i < 17; ++i) layers += fmt::format(",\"{}\"", i);
   const std::string deep = R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [)" + layers + "]}]}";
   using Case = std::pair<std::string, std::vector<std::string>>;
-  const std::vector<std::string> what_it_may_be{"describe-instance-topology", "describe-instances"};
+  const std::vector<std::string> expected_answers{"describe-instance-topology", "describe-instances"};
   for (const auto& [text, facts] :
-       {Case{"", {"JSON"}}, Case{"[]", what_it_may_be}, Case{R"({"Instances": {}})", what_it_may_be},
+       {Case{"", {"JSON"}}, Case{"[]", expected_answers}, Case{R"({"Instances": {}})", expected_answers},
         Case{R"({"Instances": [1]})", {"Instances", "InstanceId"}},
         Case{R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [1]}]})", {"i"}}, Case{deep, {"i", "17"}},
         Case{R"({"Reservations": [{}]})", {"Reservations", "Instances"}}}) {
@@ -88,7 +88,7 @@ TEST(RankOrder, AnswersThatAreNone) {
   }
 }
 
-TEST(RankOrder, FilesAndCommands) {
+TEST(RankOrder, ReadsFilesAndCommands) {
   const fake::Folder folder;
   const std::string topology = folder.path() + "/topology.json";
   const std::string instances = folder.path() + "/instances.json";

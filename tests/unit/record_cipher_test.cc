@@ -1,4 +1,4 @@
-// Sealed records: what arrives is what was sent, in its order, or it does not open.
+// Encrypted records decrypt unchanged and in order, or are rejected.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMost = 1000;
 
-std::vector<std::byte> sealed(RecordCipher& end, std::string_view text) {
+std::vector<std::byte> encrypted(RecordCipher& end, std::string_view text) {
   end.seal(std::as_bytes(std::span(text)));
   const auto out = end.outgoing();
   std::vector<std::byte> record(out.begin(), out.end());
@@ -20,8 +20,8 @@ std::vector<std::byte> sealed(RecordCipher& end, std::string_view text) {
   return record;
 }
 
-/// The text of the record that `bytes` complete; "" where there is none yet, "?" where it does not open.
-std::string opened(RecordCipher& end, std::span<const std::byte> bytes) {
+/// The text of the record that `bytes` complete; "" if it is incomplete, "?" if it is rejected.
+std::string decrypted(RecordCipher& end, std::span<const std::byte> bytes) {
   std::memcpy(end.room().data(), bytes.data(), bytes.size());
   end.arrived(bytes.size());
   const std::size_t length = end.waiting_bytes();
@@ -31,7 +31,7 @@ std::string opened(RecordCipher& end, std::span<const std::byte> bytes) {
   return text;
 }
 
-class SealedRecords : public ::testing::TestWithParam<bool> {
+class EncryptedRecords : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (GetParam() && !has_aes()) GTEST_SKIP() << "this processor has no AES instructions";
@@ -41,58 +41,58 @@ class SealedRecords : public ::testing::TestWithParam<bool> {
   }
 };
 
-TEST_P(SealedRecords, RecordsArriveInBothDirections) {
+TEST_P(EncryptedRecords, ArriveInBothDirections) {
   RecordCipher one(keys(true), kMost);
   RecordCipher other(keys(false), kMost);
   for (int i = 0; i < 50; ++i) {
     const std::string text(static_cast<std::size_t>(1 + i * 20), static_cast<char>('a' + i % 26));
-    EXPECT_EQ(opened(other, sealed(one, text)), text);
-    EXPECT_EQ(opened(one, sealed(other, text)), text);
+    EXPECT_EQ(decrypted(other, encrypted(one, text)), text);
+    EXPECT_EQ(decrypted(one, encrypted(other, text)), text);
   }
 }
 
-TEST_P(SealedRecords, ARecordThatComesByteByByteOpensWhenItIsWhole) {
+TEST_P(EncryptedRecords, DecryptOnlyWhenComplete) {
   RecordCipher one(keys(true), kMost);
   RecordCipher other(keys(false), kMost);
-  const auto record = sealed(one, "word by word");
+  const auto record = encrypted(one, "byte by byte");
   EXPECT_EQ(record.size(), 12 + RecordCipher::kOverheadBytes);
-  for (std::size_t i = 0; i + 1 < record.size(); ++i) EXPECT_EQ(opened(other, std::span(record).subspan(i, 1)), "");
-  EXPECT_EQ(opened(other, std::span(record).last(1)), "word by word");
+  for (std::size_t i = 0; i + 1 < record.size(); ++i) EXPECT_EQ(decrypted(other, std::span(record).subspan(i, 1)), "");
+  EXPECT_EQ(decrypted(other, std::span(record).last(1)), "byte by byte");
 }
 
-TEST_P(SealedRecords, NoChangedBitOpens) {
+TEST_P(EncryptedRecords, AreRejectedWithAnyChangedBit) {
   RecordCipher one(keys(true), kMost);
-  const auto good = sealed(one, "as it was");
+  const auto good = encrypted(one, "as it was");
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     RecordCipher other(keys(false), kMost);
     auto bad = good;
     bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    EXPECT_NE(opened(other, bad), "as it was") << "bit " << bit;
+    EXPECT_NE(decrypted(other, bad), "as it was") << "bit " << bit;
   }
 }
 
-TEST_P(SealedRecords, NoRecordOpensTwiceOrOutOfTurnOrElsewhere) {
+TEST_P(EncryptedRecords, AreRejectedIfReplayedReorderedOrMisrouted) {
   RecordCipher one(keys(true), kMost);
-  const auto first = sealed(one, "first");
-  const auto second = sealed(one, "second");
+  const auto first = encrypted(one, "first");
+  const auto second = encrypted(one, "second");
   {
     RecordCipher other(keys(false), kMost);
-    EXPECT_EQ(opened(other, first), "first");
-    EXPECT_EQ(opened(other, first), "?");
+    EXPECT_EQ(decrypted(other, first), "first");
+    EXPECT_EQ(decrypted(other, first), "?");
   }
   {
     RecordCipher other(keys(false), kMost);
-    EXPECT_EQ(opened(other, second), "?");
+    EXPECT_EQ(decrypted(other, second), "?");
   }
   RecordCipher of_another_connection(keys(false, "other nonces"), kMost);
-  EXPECT_EQ(opened(of_another_connection, first), "?");
+  EXPECT_EQ(decrypted(of_another_connection, first), "?");
   RecordCipher of_another_use(keys(false, "both nonces", "other traffic"), kMost);
-  EXPECT_EQ(opened(of_another_use, first), "?");
+  EXPECT_EQ(decrypted(of_another_use, first), "?");
   RecordCipher to_itself(keys(true), kMost);
-  EXPECT_EQ(opened(to_itself, first), "?");
+  EXPECT_EQ(decrypted(to_itself, first), "?");
 }
 
-INSTANTIATE_TEST_SUITE_P(Ciphers, SealedRecords, ::testing::Values(false, true),
+INSTANTIATE_TEST_SUITE_P(Ciphers, EncryptedRecords, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "aes_gcm" : "chacha20_poly1305"; });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Every SHOAL_* variable: defaults, ranges, words of refusal; and how many cores this process may use.
+// SHOAL_* variables: defaults, ranges, error messages; and how many cores this process may use.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 using testing::Mentions;
 using namespace std::chrono_literals;
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable during its lifetime.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
@@ -31,7 +31,7 @@ class Variable {
   const char* name_;
 };
 
-TEST(Settings, TheTableNamesEachVariableOnceWithItsHelp) {
+TEST(Settings, TableListsEachVariableOnceWithHelp) {
   std::set<std::string> names;
   for (const Setting& one : settings()) {
     EXPECT_EQ(std::string(one.name).rfind("SHOAL_", 0), 0U) << one.name;
@@ -42,7 +42,7 @@ TEST(Settings, TheTableNamesEachVariableOnceWithItsHelp) {
   EXPECT_TRUE(names.contains("SHOAL_TIMEOUT"));
 }
 
-TEST(Settings, TheEnvironmentWinsOverTheDefaultUnlessItIsEmpty) {
+TEST(Settings, NonEmptyEnvironmentOverridesDefault) {
   EXPECT_EQ(setting("SHOAL_TIMEOUT"), "300");
   {
     const Variable given("SHOAL_TIMEOUT", "8");
@@ -52,15 +52,15 @@ TEST(Settings, TheEnvironmentWinsOverTheDefaultUnlessItIsEmpty) {
   EXPECT_EQ(setting("SHOAL_TIMEOUT"), "300");
 }
 
-TEST(SettingsDeathTest, AnUnknownNameIsABugThatShowsAtOnce) {
+TEST(SettingsDeathTest, UnknownNameAborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(static_cast<void>(setting("SHOAL_NO_SUCH_SETTING")), "SHOAL_NO_SUCH_SETTING");
 }
 
-/// A bad value as messages show it.
+/// A bad value as error messages show it.
 std::string quoted(const std::string& text) { return "'" + text + "'"; }
 
-TEST(Settings, WholeNumbersWithinTheirRange) {
+TEST(Settings, IntegersMustBeInRange) {
   for (const auto& [text, value] : {std::pair{"1", 1}, {"16", 16}, {"007", 7}}) {
     const Variable given("SHOAL_SOCKETS_PER_PEER", text);
     const auto number = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
@@ -95,7 +95,7 @@ TEST(Settings, SecondsArePositiveAndFitTheClock) {
   }
 }
 
-TEST(Settings, SizesInPowersOf1024) {
+TEST(Settings, SizesUsePowersOf1024) {
   const std::uint64_t k = 1024;
   const std::pair<const char*, std::uint64_t> sizes[] = {
       {"0", 0},
@@ -124,7 +124,7 @@ TEST(Settings, SizesInPowersOf1024) {
   }
 }
 
-/// A folder that looks like a cgroup's for as long as it lives.
+/// A folder like that of a cgroup, removed at the end of its lifetime.
 class FakeCgroup {
  public:
   FakeCgroup() {
@@ -146,7 +146,7 @@ class FakeCgroup {
   std::string root_;
 };
 
-TEST(AllowedCores, TheAffinityMaskCountsWhereThereIsNoQuota) {
+TEST(AllowedCores, AffinityMaskAppliesWithoutQuota) {
   const int all = allowed_cores("/no/such/folder");
   EXPECT_GE(all, 1);
   for (const char* text : {"max 100000\n", "max\n", "", "rubbish 100000\n", "100000 rubbish\n", "-1 100000\n", "100000 0\n",
@@ -161,7 +161,7 @@ TEST(AllowedCores, TheAffinityMaskCountsWhereThereIsNoQuota) {
   EXPECT_EQ(unlimited.cores(), all);
 }
 
-TEST(AllowedCores, AQuotaLowersThemButNeverBelowOne) {
+TEST(AllowedCores, QuotaLeavesAtLeastOne) {
   const int all = allowed_cores("/no/such/folder");
   const std::tuple<const char*, const char*, int> quotas[] = {
       {"100000", "100000", 1}, {"50000", "100000", 1}, {"1", "1000000", 1}, {"200000", "100000", 2}, {"350000", "100000", 3}};
@@ -176,7 +176,7 @@ TEST(AllowedCores, AQuotaLowersThemButNeverBelowOne) {
   }
 }
 
-TEST(ProgressCore, WordsForWhatIsNoPolicy) {
+TEST(ProgressCore, InvalidPolicyListsValidOnes) {
   EXPECT_TRUE(check_progress_cores().ok());
   for (const char* text : {"last", "off", "11,23"}) {
     const Variable given("SHOAL_PROGRESS_CORES", text);

@@ -45,26 +45,26 @@ TEST(ShmCopyChoice, FollowsTheDistanceWhenItChanges) {
   EXPECT_EQ(rounds(45), CopyWay::cached);
 }
 
-TEST(ShmCopyChoice, FewOddSamplesChangeNothing) {
+TEST(ShmCopyChoice, IgnoresFewOutliers) {
   CopyChoice near;
   CopyChoice far;
   for (int i = 0; i < 1000; ++i) {
     const bool odd = i % CopyChoice::kSamples < CopyChoice::kSamples / 2;
     near.record(odd ? 5000 : 45);  // interrupted
-    far.record(odd ? 0 : 150);     // fetched ahead
+    far.record(odd ? 0 : 150);     // prefetched
     if (i < CopyChoice::kSamples) continue;
     ASSERT_EQ(near.chosen(), CopyWay::cached);
     ASSERT_EQ(far.chosen(), CopyWay::streaming);
   }
 }
 
-TEST(ShmCopyChoice, RingCarriesTheSameBytesWhateverTheSize) {
+TEST(ShmCopyChoice, RingCarriesBytesOfAnySize) {
   const RingShape shape{8192, 2};
   const auto lines = std::make_unique<Line[]>(shape.ring_bytes() / sizeof(Line));
   RingSender sender(lines[0].bytes, shape);
   RingReceiver receiver(lines[0].bytes, shape, kEmptyArena);
   std::vector<std::byte> data(8192);
-  for (std::size_t n = 0; n < 300; ++n) {  // several rounds: both ways are taken
+  for (std::size_t n = 0; n < 300; ++n) {  // several rounds, so that both ways are chosen
     const std::size_t size = n % 2 == 0 ? data.size() : kStreamFromBytes + n;
     for (std::size_t i = 0; i < size; ++i) data[i] = static_cast<std::byte>(i * 13 + n);
     ASSERT_TRUE(sender.try_send({0, 0, 0, static_cast<std::uint32_t>(size), 0}, std::span(data).first(size)));

@@ -1,4 +1,4 @@
-// The ring between two threads that share one mapping, so that ThreadSanitizer sees both ends.
+// The ring between two threads that share one mapping, so that ThreadSanitizer checks both ends.
 #include "transports/shm/ring.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ class Memory {
   std::unique_ptr<Line[]> lines_;
 };
 
-TEST(ShmRing, SmallPayloadSharesTheLineOfItsHeaderAndLargeOnesAreAligned) {
+TEST(ShmRing, InlinesSmallPayloadsAndAlignsLargeOnes) {
   const RingShape shape{4096, 2};
   EXPECT_EQ(shape.slot_bytes(), 64U + 4096U);
   Memory memory(shape);
@@ -37,21 +37,21 @@ TEST(ShmRing, SmallPayloadSharesTheLineOfItsHeaderAndLargeOnesAreAligned) {
   ASSERT_TRUE(sender.try_send({0, 0, 0, 33, 0}, data));
   const auto* small = receiver.peek();
   ASSERT_NE(small, nullptr);
-  EXPECT_EQ(small->data.data() - memory.data(), 128 + 32);  // behind the two lines of control words, in the slot's first line
+  EXPECT_EQ(small->data.data() - memory.data(), 128 + 32);  // after the two control lines, in the first line of the slot
   receiver.release();
   const auto* large = receiver.peek();
   ASSERT_NE(large, nullptr);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large->data.data()) % kLineBytes, 0U);
 }
 
-TEST(ShmRing, FullUntilReleasedAndOnlyAWaitingSenderIsToBeWoken) {
+TEST(ShmRing, ReleaseWakesWaitingSenderOnly) {
   const RingShape shape{64, 3};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
   RingReceiver receiver(memory.data(), shape, kNoArena);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(sender.try_send({}, {}));
   ASSERT_NE(receiver.peek(), nullptr);
-  EXPECT_FALSE(receiver.release()) << "nobody waits";
+  EXPECT_FALSE(receiver.release()) << "no sender waits";
   ASSERT_TRUE(sender.try_send({}, {}));
   EXPECT_FALSE(sender.try_send({}, {}));
   EXPECT_FALSE(sender.take_releases());
@@ -60,7 +60,7 @@ TEST(ShmRing, FullUntilReleasedAndOnlyAWaitingSenderIsToBeWoken) {
   EXPECT_TRUE(receiver.release()) << "the sender waits";
   EXPECT_TRUE(sender.releases_before_sleep());
   EXPECT_TRUE(sender.take_releases());
-  EXPECT_FALSE(sender.take_releases()) << "told once";
+  EXPECT_FALSE(sender.take_releases()) << "reported once";
   EXPECT_TRUE(sender.try_send({}, {}));
   EXPECT_EQ(sender.sent(), 5U);
 }
@@ -85,7 +85,7 @@ TEST(ShmRing, TilesByReferenceNeedTheirMemoryUntilReleased) {
   EXPECT_EQ(sender.sent(), 1U);
   EXPECT_FALSE(sender.take_releases());
   ASSERT_NE(receiver.peek(), nullptr);
-  EXPECT_TRUE(receiver.release()) << "the sender wants to know";
+  EXPECT_TRUE(receiver.release()) << "the sender waits for the reference";
   static_cast<void>(sender.take_releases());
   EXPECT_EQ(sender.sent(), 1U) << "the reference is still in use";
   const Arrival* referred = receiver.peek();
@@ -96,13 +96,13 @@ TEST(ShmRing, TilesByReferenceNeedTheirMemoryUntilReleased) {
   EXPECT_TRUE(receiver.release());
   EXPECT_TRUE(sender.releases_before_sleep());
   EXPECT_TRUE(sender.take_releases());
-  EXPECT_EQ(sender.sent(), 3U) << "and so is the copied one behind it";
+  EXPECT_EQ(sender.sent(), 3U) << "the copied tile behind the reference is counted too";
   ASSERT_NE(receiver.peek(), nullptr);
-  EXPECT_FALSE(receiver.release()) << "nobody waits any more";
+  EXPECT_FALSE(receiver.release()) << "the sender no longer waits";
   EXPECT_TRUE(arena->free(*piece).ok());
 }
 
-TEST(ShmRing, AReferenceOutsideTheArenaBreaksTheRing) {
+TEST(ShmRing, ReferenceOutsideArenaBreaksRing) {
   const RingShape shape{4096, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
@@ -113,7 +113,7 @@ TEST(ShmRing, AReferenceOutsideTheArenaBreaksTheRing) {
   EXPECT_TRUE(receiver.broken());
 }
 
-TEST(ShmRing, NewsIsToldOnceEvenWhereTheTileIsLeftLying) {
+TEST(ShmRing, ReportsEachArrivalOnce) {
   const RingShape shape{64, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
@@ -123,17 +123,17 @@ TEST(ShmRing, NewsIsToldOnceEvenWhereTheTileIsLeftLying) {
   EXPECT_TRUE(receiver.news_before_sleep());
   EXPECT_TRUE(receiver.take_arrivals());
   EXPECT_FALSE(receiver.take_arrivals());
-  EXPECT_TRUE(receiver.news_before_sleep()) << "not shown yet";
+  EXPECT_TRUE(receiver.news_before_sleep()) << "not returned by peek() yet";
   ASSERT_NE(receiver.peek(), nullptr);
-  EXPECT_FALSE(receiver.news_before_sleep()) << "shown, so the caller knows";
+  EXPECT_FALSE(receiver.news_before_sleep()) << "already returned by peek()";
   ASSERT_TRUE(sender.try_send({}, {}));
-  EXPECT_TRUE(receiver.news_before_sleep()) << "another one";
+  EXPECT_TRUE(receiver.news_before_sleep()) << "a second tile";
   receiver.release();
   EXPECT_TRUE(receiver.take_arrivals());
   EXPECT_TRUE(receiver.news_before_sleep());
 }
 
-TEST(ShmRing, ASizeBeyondTheSlotIsNeverShown) {
+TEST(ShmRing, OversizedTileIsNeverReturned) {
   const RingShape shape{64, 2};
   Memory memory(shape);
   RingReceiver receiver(memory.data(), shape, kNoArena);

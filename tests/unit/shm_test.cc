@@ -1,4 +1,5 @@
-// What shared memory adds to the contract of transports: its rendezvous with wrong settings and strangers, and its options.
+// What shared memory adds to the contract of transports: its handshake with wrong settings and unauthenticated connections,
+// and its options.
 #include "transports/shm/shm.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +38,7 @@ std::unique_ptr<Transport> make(ShmOptions options) {
   return std::move(transport).value();
 }
 
-/// Connects two ends from two threads; what each said.
+/// Connects two ends from two threads; the result of each.
 std::pair<Links, Links> connect(Transport& zero, Transport& one, int seconds = 30) {
   const int ranks[2] = {0, 1};
   const std::string addresses[2] = {zero.address(), one.address()};
@@ -58,7 +59,7 @@ TEST(Shm, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(message({.window_bytes = std::size_t{2} << 30}), HasSubstr("window_bytes"));
 }
 
-TEST(Shm, RanksWithOtherSettingsAreAnErrorOnBothSidesThatNamesThem) {
+TEST(Shm, BothRanksNameDifferentSettings) {
   const auto zero = make({.rank = 0, .job_id = 5, .tile_bytes = 4096});
   const auto one = make({.rank = 1, .job_id = 5, .tile_bytes = 8192});
   const auto [first, second] = connect(*zero, *one);
@@ -69,7 +70,7 @@ TEST(Shm, RanksWithOtherSettingsAreAnErrorOnBothSidesThatNamesThem) {
   }
 }
 
-TEST(Shm, AnAddressOfAnotherJobIsRefused) {
+TEST(Shm, AddressOfAnotherJobIsRefused) {
   const auto zero = make({.rank = 0, .job_id = 5});
   const auto one = make({.rank = 1, .job_id = 6});
   const int peer = 0;
@@ -80,7 +81,7 @@ TEST(Shm, AnAddressOfAnotherJobIsRefused) {
   EXPECT_THAT(links.status().message(), Mentions("rank 0", "job"));
 }
 
-TEST(Shm, BytesThatAreNoAddressAreRefused) {
+TEST(Shm, MalformedAddressIsRefused) {
   for (const std::string& junk : {std::string(), std::string("x"), std::string(41, 'x'), std::string(5000, 'x')}) {
     const auto one = make({.rank = 1});
     const int peer = 0;
@@ -90,7 +91,7 @@ TEST(Shm, BytesThatAreNoAddressAreRefused) {
   }
 }
 
-TEST(Shm, AnEndedLeaderIsNoticedAtOnce) {
+TEST(Shm, EndedLeaderIsReportedAtOnce) {
   const int peer = 0;
   const std::string address = make({.rank = 0, .job_id = 5})->address();
   const auto one = make({.rank = 1, .job_id = 5});
@@ -101,7 +102,7 @@ TEST(Shm, AnEndedLeaderIsNoticedAtOnce) {
 }
 
 /// Connects to the socket of an address.
-bool knock(const Descriptor& socket, const std::string& address) {
+bool dial(const Descriptor& socket, const std::string& address) {
   const std::string name = address.substr(40);  // what precedes the name has a fixed size
   sockaddr_un to{};
   to.sun_family = AF_UNIX;
@@ -110,48 +111,48 @@ bool knock(const Descriptor& socket, const std::string& address) {
                    static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())) == 0;
 }
 
-/// A connection to it, from somebody who does not know the protocol.
-int stranger(const std::string& address) {
+/// A connection to the socket of `address` that does not speak the protocol.
+int unauthenticated(const std::string& address) {
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  EXPECT_TRUE(knock(socket, address));
+  EXPECT_TRUE(dial(socket, address));
   return socket.release();
 }
 
-TEST(Shm, StrangersDoNotDisturb) {
+TEST(Shm, UnauthenticatedConnectionsAreHarmless) {
   const auto zero = make({.rank = 0, .job_id = 5});
   const auto one = make({.rank = 1, .job_id = 5});
-  std::vector<int> strangers;
+  std::vector<int> connections;
   for (int i = 0; i < 100; ++i) {
-    strangers.push_back(stranger(zero->address()));
+    connections.push_back(unauthenticated(zero->address()));
     const std::string junk(static_cast<std::size_t>(i) * 50, 'j');
     if (i % 2 == 0) {
-      EXPECT_EQ(::send(strangers.back(), junk.data(), junk.size(), MSG_NOSIGNAL), static_cast<ssize_t>(junk.size()));
+      EXPECT_EQ(::send(connections.back(), junk.data(), junk.size(), MSG_NOSIGNAL), static_cast<ssize_t>(junk.size()));
     }
   }
   const auto [first, second] = connect(*zero, *one);
   EXPECT_TRUE(first.ok()) << first.status().to_string();
   EXPECT_TRUE(second.ok()) << second.status().to_string();
-  for (const int fd : strangers) ::close(fd);
+  for (const int fd : connections) ::close(fd);
 }
 
-TEST(Shm, StrangersDoNotPutOffTheDeadline) {
+TEST(Shm, UnauthenticatedConnectionsKeepDeadline) {
   const auto zero = make({.rank = 0, .job_id = 5});
-  // However many have come and gone: at the deadline they may come faster than they are read.
-  constexpr int kStrangers = 100;
-  for (int i = 0; i < kStrangers; ++i) ::close(stranger(zero->address()));
+  // The backlog must not delay the deadline: connections may arrive faster than they are read.
+  constexpr int kConnections = 100;
+  for (int i = 0; i < kConnections; ++i) ::close(unauthenticated(zero->address()));
   const auto before = refusals().count;
   const int peer = 1;
   const std::string nowhere(50, 'x');
   const Links links = zero->connect(std::span(&peer, 1), std::span(&nowhere, 1), in_seconds(0));
   EXPECT_EQ(links.status().code(), StatusCode::timeout);
   EXPECT_THAT(links.status().message(), Mentions("rank 1", "rank 0"));
-  EXPECT_LT(refusals().count - before, kStrangers / 2U) << "it has heard all of them first";
+  EXPECT_LT(refusals().count - before, kConnections / 2U) << "the whole backlog was read first";
 }
 
-TEST(Shm, WithoutDescriptorsTheLeaderWaitsForSomeAndNeedsNoCore) {
+TEST(Shm, LeaderWithoutDescriptorsFailsWithoutSpinning) {
   const auto zero = make({.rank = 0, .job_id = 5});
   const std::string name = zero->address();
-  const Descriptor guest(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const Descriptor waiting(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const auto start = std::chrono::steady_clock::now();
   const int peer = 1;
   const std::string nowhere(50, 'x');
@@ -163,10 +164,10 @@ TEST(Shm, WithoutDescriptorsTheLeaderWaitsForSomeAndNeedsNoCore) {
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
     cpu = std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
   });
-  const Descriptor first(stranger(name));
+  const Descriptor first(unauthenticated(name));
   char byte = 0;
   EXPECT_EQ(::send(first.get(), &byte, 1, MSG_NOSIGNAL), 1);
-  EXPECT_EQ(::recv(first.get(), &byte, 1, 0), 0);  // so it is at work
+  EXPECT_EQ(::recv(first.get(), &byte, 1, 0), 0);  // the leader is in its loop
   rlimit before{};
   EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
@@ -175,17 +176,17 @@ TEST(Shm, WithoutDescriptorsTheLeaderWaitsForSomeAndNeedsNoCore) {
     tight.rlim_cur = static_cast<rlim_t>(next.get());
   }
   EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  EXPECT_TRUE(knock(guest, name));
+  EXPECT_TRUE(dial(waiting, name));
   leader.join();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "it waits for the deadline";
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "the leader waited until the deadline";
   EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(links.status().code(), StatusCode::system_error);
   EXPECT_THAT(links.status().message(), Mentions("rank 1", "accept", "Too many open files", "ulimit -n"));
-  EXPECT_LT(cpu, std::chrono::milliseconds(300)) << "the leader spins";
+  EXPECT_LT(cpu, std::chrono::milliseconds(300)) << "the leader spun";
 }
 
-/// The system delivers the message without the descriptors that this process has no room for (MSG_CTRUNC).
-TEST(Shm, AMessageWhoseDescriptorsFindNoRoomIsNoJunk) {
+/// With too few free descriptors, the kernel delivers the message without them (MSG_CTRUNC).
+TEST(Shm, MessageWithLostDescriptorsIsNotJunk) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   const Descriptor sender(ends[0]);
@@ -196,7 +197,7 @@ TEST(Shm, AMessageWhoseDescriptorsFindNoRoomIsNoJunk) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(Descriptor(::dup(0)).get()) + 1;  // room for one
+  tight.rlim_cur = static_cast<rlim_t>(Descriptor(::dup(0)).get()) + 1;  // one free descriptor
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   const shm::Received received = shm::receive_message(receiver.get());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -205,28 +206,28 @@ TEST(Shm, AMessageWhoseDescriptorsFindNoRoomIsNoJunk) {
   EXPECT_TRUE(received.descriptors.empty());
 }
 
-TEST(Shm, WhoIsTooManyWhenAllHaveComeIsCounted) {
+TEST(Shm, SurplusConnectionsAreCounted) {
   const auto zero = make({.rank = 0, .job_id = 5});
   const auto one = make({.rank = 1, .job_id = 5});
   const auto before = refusals().count;
-  std::vector<int> strangers;
-  for (int i = 0; i < 20; ++i) strangers.push_back(stranger(zero->address()));
+  std::vector<int> connections;
+  for (int i = 0; i < 20; ++i) connections.push_back(unauthenticated(zero->address()));
   const auto [first, second] = connect(*zero, *one);
   EXPECT_TRUE(first.ok()) << first.status().to_string();
   EXPECT_TRUE(second.ok()) << second.status().to_string();
   EXPECT_EQ(refusals().count - before, 20U);
-  for (const int fd : strangers) ::close(fd);
+  for (const int fd : connections) ::close(fd);
 }
 
-TEST(Shm, WordsOfARefusalDrawNothingOnATerminal) {
-  const Status said(StatusCode::mismatch, "one\n\x1b[2J\x7ftwo");
-  const Status heard = shm::refusal_status(shm::make_refusal(said));
-  EXPECT_EQ(heard.code(), StatusCode::mismatch);
-  EXPECT_EQ(heard.message(), "one??[2J?two");
+TEST(Shm, RefusalTextIsPrintable) {
+  const Status refusal(StatusCode::mismatch, "one\n\x1b[2J\x7ftwo");
+  const Status received = shm::refusal_status(shm::make_refusal(refusal));
+  EXPECT_EQ(received.code(), StatusCode::mismatch);
+  EXPECT_EQ(received.message(), "one??[2J?two");
 }
 
-// The kernel tells first that it closed without having read all.
-TEST(Shm, TheLastWordOfOneThatClosesIsHeard) {
+// The kernel first reports that the peer closed without reading everything.
+TEST(Shm, RefusalBeforeCloseIsReceived) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   const Descriptor ours(ends[0]);
@@ -235,9 +236,9 @@ TEST(Shm, TheLastWordOfOneThatClosesIsHeard) {
     ASSERT_TRUE(shm::send_message(ours.get(), shm::make_message(shm::MessageKind::ready)));
     ASSERT_TRUE(shm::send_message(theirs.get(), shm::make_refusal(Status(StatusCode::mismatch, "why"))));
   }
-  const shm::Received heard = shm::receive_message(ours.get());
-  ASSERT_EQ(heard.outcome, shm::ReceiveOutcome::message);
-  EXPECT_EQ(shm::refusal_status(heard.message).message(), "why");
+  const shm::Received received = shm::receive_message(ours.get());
+  ASSERT_EQ(received.outcome, shm::ReceiveOutcome::message);
+  EXPECT_EQ(shm::refusal_status(received.message).message(), "why");
   EXPECT_EQ(shm::receive_message(ours.get()).outcome, shm::ReceiveOutcome::closed);
 }
 
@@ -254,7 +255,7 @@ TEST(Shm, NothingAppearsInDevShm) {
   EXPECT_EQ(count(), before);
 }
 
-TEST(Shm, AGroupOfOneHasNoLinksButItsWindow) {
+TEST(Shm, SingleRankHasWindowButNoLinks) {
   const auto zero = make({.rank = 3, .window_bytes = 100});
   const Links links = zero->connect({}, {}, in_seconds(10));
   ASSERT_TRUE(links.ok()) << links.status().to_string();
@@ -297,7 +298,7 @@ TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
   }
 }
 
-TEST(ShmSegment, AForeignFileIsRefused) {
+TEST(ShmSegment, FileOfAnotherJobIsRefused) {
   const shm::SegmentLayout layout{2, {1000, 3}, 4096};
   Descriptor file;
   ASSERT_TRUE(shm::Segment::create(layout, 7, &file).ok());
@@ -305,7 +306,7 @@ TEST(ShmSegment, AForeignFileIsRefused) {
   EXPECT_EQ(shm::Segment::attach(layout, 8, file).status().code(), StatusCode::mismatch);
   const shm::SegmentLayout other{2, {1000, 4}, 4096};
   EXPECT_EQ(shm::Segment::attach(other, 7, file).status().code(), StatusCode::mismatch);
-  EXPECT_NE(::ftruncate(file.get(), 0), 0) << "the file must not shrink under those who map it";
+  EXPECT_NE(::ftruncate(file.get(), 0), 0) << "ranks that map the file rely on its size";
 }
 
 }  // namespace

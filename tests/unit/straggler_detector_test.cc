@@ -1,4 +1,4 @@
-// Who is missing, by what waiting ranks have said; with times that the test makes up.
+// Which ranks are missing, by the reports of waiting ranks; on a clock that the test moves.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,21 +17,22 @@ using Time = StragglerDetector::Clock::time_point;
 constexpr std::uint64_t kCall = 7;
 const Time kStart = Time() + 1h;
 
-StragglerDetector::Words words(std::uint64_t call, std::initializer_list<int> absent, std::initializer_list<int> slow = {}) {
-  StragglerDetector::Words said{call, 0, {}, {}, {}};
-  for (const int rank : absent) said.absent.insert(rank);
-  for (const int rank : slow) said.slow.insert(rank);
-  return said;
+StragglerDetector::Words report_of(std::uint64_t call, std::initializer_list<int> absent,
+                                   std::initializer_list<int> slow = {}) {
+  StragglerDetector::Words report{call, 0, {}, {}, {}};
+  for (const int rank : absent) report.absent.insert(rank);
+  for (const int rank : slow) report.slow.insert(rank);
+  return report;
 }
 
-// Rank 0 of four in call 7 with a deadline of 1.2 s, of which it has been told at its start.
+// Rank 0 of four in call 7, which started with a deadline of 1.2 s.
 StragglerDetector waiting() {
   StragglerDetector call(0, 4);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
   return call;
 }
 
-// Asks at 0.9 s.
+// The same rank after it has asked `late` at 0.9 s.
 StragglerDetector asking(const Late& late) {
   StragglerDetector call = waiting();
   EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 900ms));
@@ -39,62 +40,62 @@ StragglerDetector asking(const Late& late) {
   return call;
 }
 
-TEST(StragglerDetector, ASilentRankBehindOthersIsNamedAndTheyAreNot) {
+TEST(StragglerDetector, NamesSilentRankBehindWaitingRanks) {
   StragglerDetector call = waiting();
-  call.hear(1, words(kCall, {}, {3}), kStart + 400ms);
-  call.hear(3, words(kCall, {2}), kStart + 400ms);
+  call.hear(1, report_of(kCall, {}, {3}), kStart + 400ms);
+  call.hear(3, report_of(kCall, {2}), kStart + 400ms);
   const auto verdict = call.verdict(kCall, {{}, {1}});
   EXPECT_THAT(verdict.absent, ElementsAre(2));
   EXPECT_THAT(verdict.slow, IsEmpty());
   EXPECT_THAT(verdict.waiting, ElementsAre(1));
 }
 
-TEST(StragglerDetector, RanksOfALargeJobAreToldApart) {
+TEST(StragglerDetector, DistinguishesRanksOfLargeJob) {
   StragglerDetector call(0, kFlightRecordMembers);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
-  call.hear(600, words(kCall, {}, {2100}), kStart + 400ms);
-  call.hear(2100, words(kCall, {4095}), kStart + 400ms);
+  call.hear(600, report_of(kCall, {}, {2100}), kStart + 400ms);
+  call.hear(2100, report_of(kCall, {4095}), kStart + 400ms);
   const auto verdict = call.verdict(kCall, {{}, {600}});
   EXPECT_THAT(verdict.absent, ElementsAre(4095));
   EXPECT_THAT(verdict.slow, IsEmpty());
   EXPECT_THAT(verdict.waiting, ElementsAre(600));
 }
 
-TEST(StragglerDetector, WhoHasComeButHasGoneSilentIsInTheCall) {
+TEST(StragglerDetector, SilentRankInTheCallIsSlowNotAbsent) {
   StragglerDetector call = waiting();
-  call.hear(1, words(kCall, {}, {2}), kStart + 400ms);
+  call.hear(1, report_of(kCall, {}, {2}), kStart + 400ms);
   const auto verdict = call.verdict(kCall, {{1, 3}, {}});
   EXPECT_THAT(verdict.absent, ElementsAre(3));
   EXPECT_THAT(verdict.slow, ElementsAre(2));
   EXPECT_THAT(verdict.waiting, ElementsAre(1));
 }
 
-TEST(StragglerDetector, WhereNothingIsHeardTheNeighboursAreNamed) {
+TEST(StragglerDetector, NamesNeighboursWithoutReports) {
   const auto verdict = waiting().verdict(kCall, {{1}, {2}});
   EXPECT_THAT(verdict.absent, ElementsAre(1));
   EXPECT_THAT(verdict.slow, ElementsAre(2));
   EXPECT_THAT(verdict.waiting, IsEmpty());
 }
 
-TEST(StragglerDetector, WhereAllWaitForEachOtherTheNeighboursAreNamed) {
+TEST(StragglerDetector, NamesNeighboursOfMutualWaits) {
   StragglerDetector call = waiting();
-  call.hear(1, words(kCall, {}, {2}), kStart);
-  call.hear(2, words(kCall, {}, {1, 0}), kStart);
+  call.hear(1, report_of(kCall, {}, {2}), kStart);
+  call.hear(2, report_of(kCall, {}, {1, 0}), kStart);
   const auto verdict = call.verdict(kCall, {{}, {1}});
   EXPECT_THAT(verdict.absent, IsEmpty());
   EXPECT_THAT(verdict.slow, ElementsAre(1));
 }
 
-TEST(StragglerDetector, WordsAboutAnotherCallSayNothingAboutThisOne) {
+TEST(StragglerDetector, IgnoresReportsOfOtherCalls) {
   StragglerDetector call = waiting();
-  call.hear(1, words(kCall - 1, {2}), kStart);
+  call.hear(1, report_of(kCall - 1, {2}), kStart);
   EXPECT_THAT(call.verdict(kCall, {{1}, {}}).absent, ElementsAre(1));
 }
 
-// What rank 1 said at 0.4 s was true then; it does not answer at 0.9 s, so it is the one.
-TEST(StragglerDetector, WhoDoesNotAnswerIsNamedWhateverItHasSaidBefore) {
+// The report of rank 1 at 0.4 s was true then. It does not answer the question of 0.9 s, so it causes the wait.
+TEST(StragglerDetector, NamesRankThatDoesNotAnswer) {
   StragglerDetector call = waiting();
-  call.hear(1, words(kCall, {2}), kStart + 400ms);
+  call.hear(1, report_of(kCall, {2}), kStart + 400ms);
   EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 900ms));
   static_cast<void>(call.tell({{}, {1}}, kStart + 900ms));
   const auto verdict = call.verdict(kCall, {{}, {1}});
@@ -102,55 +103,55 @@ TEST(StragglerDetector, WhoDoesNotAnswerIsNamedWhateverItHasSaidBefore) {
   EXPECT_THAT(verdict.waiting, IsEmpty());
 }
 
-TEST(StragglerDetector, AnAnswerFromAnEarlierCallLeadsFurther) {
+TEST(StragglerDetector, FollowsAnswerFromEarlierCall) {
   StragglerDetector call = asking({{1}, {}});
-  call.hear(1, words(kCall - 2, {3}), kStart + 905ms);
+  call.hear(1, report_of(kCall - 2, {3}), kStart + 905ms);
   const auto verdict = call.verdict(kCall, {{1}, {}});
   EXPECT_THAT(verdict.absent, ElementsAre(3));
   EXPECT_THAT(verdict.waiting, ElementsAre(1));
 }
 
-TEST(StragglerDetector, AQuestionIsAnsweredAtOnceAndOnce) {
+TEST(StragglerDetector, AnswersQuestionAtOnceAndOnce) {
   StragglerDetector call = waiting();
-  StragglerDetector::Words question = words(kCall, {0});
+  StragglerDetector::Words question = report_of(kCall, {0});
   question.asks = 1;
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart + 100ms));
   call.hear(2, question, kStart + 101ms);
   EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 101ms));
   EXPECT_EQ(call.tell({{1}, {}}, kStart + 101ms).asks, 0U);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart + 101ms));
-  // Those who ask a moment later have heard it.
+  // Ranks that ask a few ms later have received the same answer.
   call.hear(3, question, kStart + 105ms);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart + 105ms));
   call.hear(3, question, kStart + 150ms);
   EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 150ms));
 }
 
-TEST(StragglerDetector, AQuestionThatCameBeforeTheCallIsAnsweredInIt) {
+TEST(StragglerDetector, AnswersEarlierQuestionInTheCall) {
   StragglerDetector call(0, 4);
-  StragglerDetector::Words question = words(0, {0});
+  StragglerDetector::Words question = report_of(0, {0});
   question.asks = 1;
   call.hear(2, question, kStart);
   EXPECT_TRUE(call.due(0, kStart + 10s, kStart + 1ms));
 }
 
-TEST(StragglerDetector, SaysLessAndLessOftenAndAsksBeforeTheDeadline) {
+TEST(StragglerDetector, ReportsEverLessOftenAndAsksBeforeDeadline) {
   StragglerDetector call(0, 4);
-  std::vector<int> told_at;
+  std::vector<int> reported_at;
   std::vector<int> asked_at;
   const Time deadline = kStart + 10s;
   for (int ms = 0; ms < 10'000; ++ms) {
     const Time now = kStart + std::chrono::milliseconds(ms);
     if (!call.due(kCall, deadline, now)) continue;
-    EXPECT_LE(call.next(), now) << "nobody would have looked in time";
-    (call.tell({{1}, {}}, now).asks == 1 ? asked_at : told_at).push_back(ms);
+    EXPECT_LE(call.next(), now) << "the driver would not have called due() in time";
+    (call.tell({{1}, {}}, now).asks == 1 ? asked_at : reported_at).push_back(ms);
   }
-  EXPECT_THAT(told_at, ElementsAre(400, 800, 1600, 3200, 6400));
+  EXPECT_THAT(reported_at, ElementsAre(400, 800, 1600, 3200, 6400));
   EXPECT_THAT(asked_at, ElementsAre(9600));
 }
 
-// A process that got no time asks late, and whoever is to answer needs a moment.
-TEST(StragglerDetector, AVerdictWaitsForAnswersToALateQuestion) {
+// A process without a core asks late, and the peers need time to answer.
+TEST(StragglerDetector, VerdictWaitsForLateAnswers) {
   StragglerDetector call = waiting();
   EXPECT_EQ(call.verdict_at(kStart + 1200ms), kStart + 1200ms);
   EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 2s));
@@ -159,9 +160,9 @@ TEST(StragglerDetector, AVerdictWaitsForAnswersToALateQuestion) {
   EXPECT_EQ(asking({{1}, {}}).verdict_at(kStart + 1200ms), kStart + 1200ms);
 }
 
-// Nor is anybody called late by a process that was stopped from before its first look until after its deadline: not in that
-// call, which may end well now, and not in the next.
-TEST(StragglerDetector, WhoWasStoppedAllTheTimeLooksAndAsksFirst) {
+// A process that was stopped from before its first due() until after its deadline names no straggler: not in that call, which
+// may succeed now, and not in the next.
+TEST(StragglerDetector, StoppedProcessAsksBeforeVerdict) {
   StragglerDetector call(0, 4);
   EXPECT_TRUE(call.due(kCall, kStart, kStart + 5s));
   EXPECT_EQ(call.tell({{1}, {}}, kStart + 5s).asks, 1U);
@@ -172,17 +173,17 @@ TEST(StragglerDetector, WhoWasStoppedAllTheTimeLooksAndAsksFirst) {
   EXPECT_EQ(call.verdict_at(kStart + 6s), kStart + 6s);
 }
 
-// However short a timeout is, what is added to it is not longer.
-TEST(StragglerDetector, AShortDeadlineStaysShort) {
+// The grace period is never longer than the timeout.
+TEST(StragglerDetector, ShortDeadlineStaysShort) {
   StragglerDetector call(0, 4);
   EXPECT_TRUE(call.due(kCall, kStart + 2ms, kStart));
   EXPECT_EQ(call.tell({{1}, {}}, kStart).asks, 1U);
   EXPECT_EQ(call.verdict_at(kStart + 2ms), kStart + 2ms);
 }
 
-TEST(StragglerDetector, TheNextCallHasAQuestionOfItsOwn) {
+TEST(StragglerDetector, NextCallAsksAgain) {
   StragglerDetector call = asking({{1}, {}});
-  call.hear(1, words(kCall, {2}), kStart + 905ms);
+  call.hear(1, report_of(kCall, {2}), kStart + 905ms);
   EXPECT_FALSE(call.due(kCall + 1, kStart + 5s, kStart + 1s));
   EXPECT_EQ(call.verdict_at(kStart + 5s), kStart + 5s);
   EXPECT_THAT(call.verdict(kCall + 1, {{1}, {}}).absent, ElementsAre(1));

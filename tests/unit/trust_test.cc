@@ -1,4 +1,4 @@
-// Keys and proofs: against an independent HMAC, where keys come from, and what rank 0 tells the others.
+// Keys and proofs, compared with an independent HMAC; the sources of keys; the configuration that rank 0 publishes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -38,13 +38,13 @@ Key counting_key() {
   return key;
 }
 
-// Expected: hmac.new(bytes(range(32)), each part behind its length in 8 bytes, sha256) by Python's library.
+// Expected value: Python's hmac.new(bytes(range(32)), ..., sha256) over the parts, each after its length in 8 bytes.
 TEST(Proof, IsAnHmacSha256OfRoleAndParts) {
   EXPECT_EQ(to_hex(Key{prove(counting_key(), "role", {"one", "", "three"})}),
             "9a03f51487d87a8abd27de15933ecf9533e94ac3400aeee853b16ab3cab32441");
 }
 
-TEST(Proof, CoversKeyRoleAndEachPartsEnds) {
+TEST(Proof, CoversKeyRoleAndPartBoundaries) {
   const Key key = counting_key();
   const Proof proof = prove(key, "role", {"ab", "c"});
   EXPECT_TRUE(same(proof, prove(key, "role", {"ab", "c"})));
@@ -54,7 +54,7 @@ TEST(Proof, CoversKeyRoleAndEachPartsEnds) {
   EXPECT_FALSE(same(proof, prove(Key{}, "role", {"ab", "c"})));
 }
 
-TEST(Proof, KeysAndNoncesAreNew) {
+TEST(Proof, KeysAndNoncesAreUnique) {
   EXPECT_NE(random_key().bytes, random_key().bytes);
   EXPECT_NE(random_nonce(), random_nonce());
   const Key key = counting_key();
@@ -71,7 +71,7 @@ TEST(Refusals, AreCountedWithTheLastReason) {
   EXPECT_EQ(refusals().last, "shm: second");
 }
 
-TEST(Refusals, AreToldByListener) {
+TEST(Refusals, AreCountedPerListener) {
   EXPECT_EQ(to_text(Refusals{}), "");
   EXPECT_THAT(to_text({1, "store: it closed", {{"store", 1}}}), Mentions("1 connection", "store 1", "store: it closed"));
   EXPECT_THAT(to_text({5, "tcp: it closed", {{"tcp", 2}, {"store", 3}}}), Mentions("5", "store 3", "tcp 2", "tcp: it closed"));
@@ -87,26 +87,26 @@ TEST(Refusals, AreToldByListener) {
   EXPECT_EQ(counted("shm"), shm);
 }
 
-/// There is one rank, which never waits.
-class NoStore final : public Store {
+/// A store for one rank, which never waits.
+class SingleRankStore final : public Store {
  public:
   Status set(std::string_view key, std::string_view value) override {
-    said_[std::string(key)] = value;
+    values_[std::string(key)] = value;
     return {};
   }
   Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point /*deadline*/) override {
-    return said_[std::string(key)];
+    return values_[std::string(key)];
   }
 
  private:
-  std::map<std::string, std::string> said_;
+  std::map<std::string, std::string> values_;
 };
 
-TEST(Refusals, StandInTheReportOfRankZero) {
+TEST(Refusals, AppearInReportOfRankZero) {
   count_refusal("tcp", "it belongs to another job");
-  for (const bool asked : {true, false}) {
-    ::setenv("SHOAL_EXPLAIN", asked ? "1" : "0", 1);
-    NoStore store;
+  for (const bool explain : {true, false}) {
+    ::setenv("SHOAL_EXPLAIN", explain ? "1" : "0", 1);
+    SingleRankStore store;
     ::testing::internal::CaptureStderr();
     auto communicator = Communicator::create(store, 0, 1);
     const Status status = communicator.ok() ? Status() : communicator.status();
@@ -114,8 +114,8 @@ TEST(Refusals, StandInTheReportOfRankZero) {
     const std::string report = ::testing::internal::GetCapturedStderr();
     EXPECT_TRUE(status.ok()) << status.to_string();
     const std::string line = "  " + to_text(refusals()) + "\n";
-    EXPECT_EQ(report.ends_with(line), asked) << report;
-    EXPECT_EQ(report.empty(), !asked) << report;
+    EXPECT_EQ(report.ends_with(line), explain) << report;
+    EXPECT_EQ(report.empty(), !explain) << report;
   }
   ::unsetenv("SHOAL_EXPLAIN");
 }
@@ -137,7 +137,7 @@ class JobKeySource : public ::testing::Test {
     ASSERT_EQ(::chmod(path_.c_str(), mode), 0);
     ::setenv("SHOAL_JOB_KEY_FILE", path_.c_str(), 1);
   }
-  static std::string complaint() {
+  static std::string key_error() {
     const auto key = job_key();
     return key.ok() ? "" : key.status().to_string();
   }
@@ -145,14 +145,14 @@ class JobKeySource : public ::testing::Test {
   std::string path_;
 };
 
-TEST_F(JobKeySource, NoneIsNoSecretAndTheSameForAll) {
+TEST_F(JobKeySource, DefaultKeyIsPublicAndFixed) {
   const auto key = job_key();
   ASSERT_TRUE(key.ok());
   EXPECT_FALSE(key->secret);
   EXPECT_EQ(key->key.bytes, job_key()->key.bytes);
 }
 
-TEST_F(JobKeySource, WhatTheLauncherHasMadeServesWhereNoneIsGiven) {
+TEST_F(JobKeySource, LauncherKeyAppliesWithoutUserKey) {
   const JobKey none = job_key().value();
   remember_job_key({key_from_text("made by rank 0 under mpirun"), true, true});
   EXPECT_EQ(job_key()->key.bytes, key_from_text("made by rank 0 under mpirun").bytes);
@@ -164,7 +164,7 @@ TEST_F(JobKeySource, WhatTheLauncherHasMadeServesWhereNoneIsGiven) {
   remember_job_key(none);
 }
 
-TEST_F(JobKeySource, VariableAndFileMeanTheSame) {
+TEST_F(JobKeySource, VariableAndFileGiveTheSameKey) {
   const std::string text = "0123456789abcdef0123456789abcdef";
   ::setenv("SHOAL_JOB_KEY", text.c_str(), 1);
   const auto by_variable = job_key();
@@ -178,27 +178,27 @@ TEST_F(JobKeySource, VariableAndFileMeanTheSame) {
   EXPECT_EQ(by_file->key.bytes, by_variable->key.bytes);
 }
 
-TEST_F(JobKeySource, WhatIsNoGoodKeyIsRefusedWithoutSayingIt) {
+TEST_F(JobKeySource, BadKeyIsRefusedAndNotPrinted) {
   ::setenv("SHOAL_JOB_KEY", "tooshort", 1);
-  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "8"));
-  EXPECT_THAT(complaint(), Not(HasSubstr("tooshort")));
+  EXPECT_THAT(key_error(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "8"));
+  EXPECT_THAT(key_error(), Not(HasSubstr("tooshort")));
   ::setenv("SHOAL_JOB_KEY", "0123456789abcdef", 1);
   write_file("0123456789abcdef", 0600);
-  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
+  EXPECT_THAT(key_error(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
   ::unsetenv("SHOAL_JOB_KEY");
   write_file("0123456789abcdef", 0604);
-  EXPECT_THAT(complaint(), HasSubstr("chmod o-rwx"));
+  EXPECT_THAT(key_error(), HasSubstr("chmod o-rwx"));
   write_file("short", 0600);
-  EXPECT_THAT(complaint(), Mentions("SHOAL_JOB_KEY_FILE", "5"));
+  EXPECT_THAT(key_error(), Mentions("SHOAL_JOB_KEY_FILE", "5"));
   write_file(std::string(5000, 'x'), 0600);
-  EXPECT_THAT(complaint(), Mentions("SHOAL_JOB_KEY_FILE", "16", "4096"));
+  EXPECT_THAT(key_error(), Mentions("SHOAL_JOB_KEY_FILE", "16", "4096"));
   for (const char* path : {"/no/such/file", "/proc/self"}) {
     ::setenv("SHOAL_JOB_KEY_FILE", path, 1);
-    EXPECT_THAT(complaint(), HasSubstr(path));
+    EXPECT_THAT(key_error(), HasSubstr(path));
   }
   ASSERT_EQ(::mkfifo((directory_ + "/pipe").c_str(), 0600), 0);
   ::setenv("SHOAL_JOB_KEY_FILE", (directory_ + "/pipe").c_str(), 1);
-  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY_FILE", directory_ + "/pipe"));
+  EXPECT_THAT(key_error(), Mentions("invalid_argument", "SHOAL_JOB_KEY_FILE", directory_ + "/pipe"));
 }
 
 JobConfig sample_config() {
@@ -233,7 +233,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);
 }
 
-TEST(JobConfig, ShowsAnotherKeyAndTellsNothingOfIt) {
+TEST(JobConfig, DetectsAnotherKeyWithoutRevealingIt) {
   const Key key = counting_key();
   const std::string text = to_text(sample_config(), key);
   EXPECT_THAT(text, Not(HasSubstr(to_hex(key))));
@@ -243,12 +243,12 @@ TEST(JobConfig, ShowsAnotherKeyAndTellsNothingOfIt) {
   EXPECT_THAT(read.status().message(), Mentions("rank 0", "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
 }
 
-TEST(JobConfig, RefusalsArriveAsRankZerosWords) {
+TEST(JobConfig, RefusalNamesRankZero) {
   const auto read = parse_job_config(refusal_text(Status(StatusCode::internal, "words \xff of a file")), Key{});
   EXPECT_EQ(read.status().code(), StatusCode::invalid_argument);
   EXPECT_THAT(read.status().message(), HasSubstr("rank 0: words"));
-  const auto drawn = parse_job_config(refusal_text(Status(StatusCode::internal, "one\n\x1b[2J\x7ftwo")), Key{});
-  EXPECT_EQ(drawn.status().message(), "rank 0: one??[2J?two");
+  const auto unprintable = parse_job_config(refusal_text(Status(StatusCode::internal, "one\n\x1b[2J\x7ftwo")), Key{});
+  EXPECT_EQ(unprintable.status().message(), "rank 0: one??[2J?two");
 }
 
 TEST(JobConfig, EveryFieldIsChecked) {
@@ -257,7 +257,7 @@ TEST(JobConfig, EveryFieldIsChecked) {
   for (const auto& [name, value] : good.items()) {
     for (const nlohmann::json& wrong : {nlohmann::json("text"), nlohmann::json(-1), nlohmann::json(1e300), nlohmann::json(),
                                         nlohmann::json::array(), nlohmann::json(std::string(10000, 'x'))}) {
-      if (name == "algorithm" && wrong == "text") continue;  // whether it exists is for others to judge
+      if (name == "algorithm" && wrong == "text") continue;  // whether the algorithm exists is checked elsewhere
       auto bad = good;
       bad[name] = wrong;
       EXPECT_FALSE(parse_job_config(bad.dump(), key).ok()) << name << " = " << wrong.dump().substr(0, 40);
@@ -270,7 +270,7 @@ TEST(JobConfig, EveryFieldIsChecked) {
     EXPECT_EQ(parse_job_config(text, key).status().code(), StatusCode::internal) << text;
 }
 
-TEST(Costs, SurviveTheRoundTripAndNoOtherText) {
+TEST(Costs, RoundTripAndRefuseMalformedText) {
   Topology topology = Topology::uniform(2, 2);
   topology.cost[2] = {31, 0.25, 7, 0.125};
   topology.reduce_us_per_byte = 0.5;

@@ -18,7 +18,7 @@ constexpr bool kNoCoresToSpare = false;
 struct Timed {
   explicit Timed(bool cores_to_spare, bool yields = true) : waiter(cores_to_spare, yields) {}
 
-  /// Polls until the Waiter says that it would block; how long that took.
+  /// Polls until the Waiter would block; returns how long that took.
   nanoseconds poll_until_block(nanoseconds poll = 100ns, nanoseconds yield = 500ns) {
     const auto start = now;
     for (;;) {
@@ -27,7 +27,7 @@ struct Timed {
       now += next == Waiter::Next::kPoll ? poll : yield;
     }
   }
-  /// A wait that polls in vain and then blocks for `sleep`; how long it polled.
+  /// A wait that polls without success and then blocks for `sleep`; returns how long it polled.
   nanoseconds wait(nanoseconds sleep) {
     const nanoseconds polled = poll_until_block();
     waiter.blocking();
@@ -35,20 +35,20 @@ struct Timed {
     waiter.woken(now);
     return polled;
   }
-  /// The same, several times; how long the last one polled.
+  /// `count` such waits; returns how long the last one polled.
   nanoseconds waits(int count, nanoseconds sleep) {
     nanoseconds last{};
     for (int i = 0; i < count; ++i) last = wait(sleep);
     return last;
   }
-  /// The waits that block at once after a yield that cost a slice.
+  /// How many waits block at once after a yield that lost a time slice.
   int waits_without_yield() {
     waiter.yielded(3ms);
     int count = 0;
     while (count < 10'000 && wait(1ms) == 0ns) ++count;
     return count;
   }
-  /// A wait that one yield ends.
+  /// A wait that ends after one yield.
   void good_wait() {
     waiter.next(now);
     now += 500ns;
@@ -78,14 +78,14 @@ TEST(Waiter, BlocksAtOnceWhereItMustNotYield) {
   EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kBlock);
 }
 
-TEST(Waiter, LookAgainDoesWhatNextSays) {
+TEST(Waiter, LookAgainFollowsNext) {
   Waiter polls(kCoresToSpare);
   EXPECT_TRUE(polls.look_again());
   Waiter blocks(kNoCoresToSpare, /*yields=*/false);
   EXPECT_FALSE(blocks.look_again());
 }
 
-TEST(Waiter, BlocksAtOnceAfterAYieldThatCostASlice) {
+TEST(Waiter, BlocksAtOnceAfterYieldThatLostASlice) {
   Timed timed(kNoCoresToSpare);
   timed.waiter.yielded(3ms);
   EXPECT_EQ(timed.wait(1ms), 0ns);
@@ -98,7 +98,7 @@ TEST(Waiter, YieldsOnAfterAShortYield) {
   EXPECT_GT(timed.wait(1ms), 0ns);
 }
 
-// It would yield for 50 us of its own time. Yields of 20 us each are nearly all time of others.
+// The limit is 50 us of its own time. In yields of 20 us each, nearly all time belongs to other threads.
 TEST(Waiter, CountsOnlyItsOwnTime) {
   Timed timed(kNoCoresToSpare);
   const nanoseconds polled = timed.poll_until_block(100ns, 20us);
@@ -106,7 +106,7 @@ TEST(Waiter, CountsOnlyItsOwnTime) {
   EXPECT_LT(polled, 1200us);
 }
 
-// Else two ranks that answer each other at once would go on sleeping, since each must wait until the other has woken up.
+// Otherwise two ranks that answer each other at once would always sleep, since each waits for the other to wake up.
 TEST(Waiter, PollsForLongerAfterShortSleeps) {
   Timed timed(kNoCoresToSpare);
   EXPECT_LT(timed.waits(8, 300us), 10us);
@@ -126,7 +126,7 @@ TEST(Waiter, PollsForAsLongAsASleepCosts) {
   EXPECT_LT(timed.waits(8, 1us), 100us);
 }
 
-TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
+TEST(Waiter, SamplesSleepsIfItMaySpin) {
   Waiter alone(kCoresToSpare);
   Waiter crowded(kNoCoresToSpare);
   int short_sleeps = 0;
@@ -137,7 +137,7 @@ TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
   EXPECT_EQ(short_sleeps, 10);
 }
 
-TEST(Waiter, KeepsFromYieldsForTwiceAsLongAfterEachLostSlice) {
+TEST(Waiter, AvoidsYieldsTwiceAsLongAfterEachLostSlice) {
   Timed timed(kNoCoresToSpare);
   const int first = timed.waits_without_yield();
   EXPECT_LT(first, 10);
@@ -148,7 +148,7 @@ TEST(Waiter, KeepsFromYieldsForTwiceAsLongAfterEachLostSlice) {
   EXPECT_LT(last, 1000);
 }
 
-TEST(Waiter, ForgetsLostSlicesWhereYieldsEndWell) {
+TEST(Waiter, ForgetsLostSlicesAfterShortYields) {
   Timed timed(kNoCoresToSpare);
   const int first = timed.waits_without_yield();
   for (int loss = 0; loss < 8; ++loss) timed.waits_without_yield();

@@ -1,5 +1,4 @@
-// Where rank 0 listens and by which address others come, on hosts that are not here: this program's own resolver and list of
-// interfaces stand in for the system's.
+// Where rank 0 listens, and by which address its peers connect. Fakes of getaddrinfo() and getifaddrs() stand for other hosts.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -32,7 +31,7 @@ struct Interface {
 };
 std::vector<Interface> interfaces;
 
-/// /etc/hosts: what the name "node01" leads to; any other is looked up.
+/// Address of the name "node01", as /etc/hosts would give it. Other names are looked up.
 std::string node01 = "127.0.1.1";
 
 sockaddr_storage address_of(const std::string& text) {
@@ -77,24 +76,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
+Clock::time_point deadline() { return Clock::now() + std::chrono::seconds(60); }
 
-class Addresses : public ::testing::Test {
+class JoinSocket : public ::testing::Test {
  protected:
-  ~Addresses() override {
+  ~JoinSocket() override {
     interfaces.clear();
     node01 = "127.0.1.1";
     ::unsetenv("SHOAL_HOST_ADDRESS");
     ::unsetenv("SHOAL_SOCKET_IFNAME");
   }
-  /// Whether whoever knocks at this address of the host is heard.
-  static bool hears(const Descriptor& listener, const std::string& address) {
+  /// Whether a connection to this address of the host is accepted.
+  static bool accepts(const Descriptor& listener, const std::string& address) {
     const auto port = port_of(listener);
     return port.ok() && connect_to(address, *port, Clock::now() + std::chrono::milliseconds(20)).ok();
   }
 };
 
-TEST_F(Addresses, OwnAddressIsThatOfABridgeOnlyWhereThereIsNoOther) {
+TEST_F(JoinSocket, OwnAddressPrefersNicOverBridge) {
   interfaces = {{"lo", "127.0.0.1", IFF_UP | IFF_LOOPBACK},
                 {"docker0", "172.17.0.1"},
                 {"virbr0", "192.168.122.1"},
@@ -112,74 +111,74 @@ TEST_F(Addresses, OwnAddressIsThatOfABridgeOnlyWhereThereIsNoOther) {
   EXPECT_EQ(own_address(), "192.168.122.1");
 }
 
-TEST_F(Addresses, WhereOnesOwnNameLeadsToLoopbackOthersAreHeardAllTheSame) {
+TEST_F(JoinSocket, ListensOnAllWhenHostNameIsLoopback) {
   const auto listener = listen_on("node01", 0);
   ASSERT_TRUE(listener.ok()) << listener.status().to_string();
-  // Loopback stands for the addresses by which others come: all of them are listened on.
-  EXPECT_TRUE(hears(*listener, "127.0.0.2"));
-  EXPECT_TRUE(hears(*listener, "node01"));
-  // With an address that others reach, that one only.
+  // 127.0.0.2 stands for an address that other hosts reach: the listener is bound to all addresses.
+  EXPECT_TRUE(accepts(*listener, "127.0.0.2"));
+  EXPECT_TRUE(accepts(*listener, "node01"));
+  // With SHOAL_HOST_ADDRESS, it is bound to that address only.
   ::setenv("SHOAL_HOST_ADDRESS", "127.0.0.3", 1);
   const auto chosen = listen_on("node01", 0);
   ASSERT_TRUE(chosen.ok()) << chosen.status().to_string();
-  EXPECT_TRUE(hears(*chosen, "127.0.0.3"));
-  EXPECT_FALSE(hears(*chosen, "127.0.0.2"));
+  EXPECT_TRUE(accepts(*chosen, "127.0.0.3"));
+  EXPECT_FALSE(accepts(*chosen, "127.0.0.2"));
 }
 
-TEST_F(Addresses, WhoSaysLoopbackGetsLoopback) {
+TEST_F(JoinSocket, ListensOnLoopbackOnlyWhenAsked) {
   for (const char* host : {"127.0.0.1", "localhost"}) {
     const auto listener = listen_on(host, 0);
     ASSERT_TRUE(listener.ok()) << listener.status().to_string();
-    EXPECT_TRUE(hears(*listener, host));
-    EXPECT_FALSE(hears(*listener, "127.0.0.2")) << host;
+    EXPECT_TRUE(accepts(*listener, host));
+    EXPECT_FALSE(accepts(*listener, "127.0.0.2")) << host;
   }
 }
 
-TEST_F(Addresses, RanksOfTheHostWhoseNameLeadsToLoopbackMeetAtTheChosenAddress) {
+TEST_F(JoinSocket, RanksConnectAtChosenHostAddress) {
   ::setenv("SHOAL_HOST_ADDRESS", "127.0.0.3", 1);
   const int port = free_port("127.0.0.3").value();
   const Key key{};
-  const auto server = make_tcp_store("node01", port, true, "job", key, soon());
+  const auto server = make_tcp_store("node01", port, true, "job", key, deadline());
   ASSERT_TRUE(server.ok()) << server.status().to_string();
-  const auto client = make_tcp_store("node01", port, false, "job", key, soon());
+  const auto client = make_tcp_store("node01", port, false, "job", key, deadline());
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   ASSERT_TRUE((*server)->set("key", "value").ok());
-  EXPECT_EQ((*client)->get("key", soon()).value(), "value");
+  EXPECT_EQ((*client)->get("key", deadline()).value(), "value");
 }
 
-TEST_F(Addresses, ANameInPlaceOfTheAddressIsSaidToBeOne) {
+TEST_F(JoinSocket, HostNameAsHostAddressIsRefused) {
   ::setenv("SHOAL_HOST_ADDRESS", "node01", 1);
   const auto listener = listen_on("node01", 0);
   ASSERT_FALSE(listener.ok());
   EXPECT_THAT(listener.status().message(), testing::Mentions("node01", "SHOAL_HOST_ADDRESS"));
 }
 
-TEST_F(Addresses, EveryOneIsThoseOfBothFamilies) {
+TEST_F(JoinSocket, WildcardCoversIpv4AndIpv6) {
   const Descriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in6 loopback{};
   loopback.sin6_family = AF_INET6;
   loopback.sin6_addr = in6addr_loopback;
   if (!six.valid() || ::bind(six.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) != 0)
     GTEST_SKIP() << "this host has no IPv6";
-  // By no name at all, and by one that leads elsewhere.
+  // Without a name, and with the name of another host.
   node01 = "203.0.113.7";
   for (const char* host : {"", "node01"}) {
     const auto listener = listen_on(host, 0);
     ASSERT_TRUE(listener.ok()) << listener.status().to_string();
-    EXPECT_TRUE(hears(*listener, "::1")) << "'" << host << "'";
-    EXPECT_TRUE(hears(*listener, "127.0.0.1")) << "'" << host << "'";
+    EXPECT_TRUE(accepts(*listener, "::1")) << "'" << host << "'";
+    EXPECT_TRUE(accepts(*listener, "127.0.0.1")) << "'" << host << "'";
   }
 }
 
-TEST_F(Addresses, APortThatIsTakenIsNamed) {
+TEST_F(JoinSocket, ErrorNamesPortInUse) {
   const auto listener = listen_on("", 0);
   ASSERT_TRUE(listener.ok());
   const int port = port_of(*listener).value();
   EXPECT_THAT(listen_on("", port).status().message(), testing::Mentions(std::to_string(port), "Address already in use"));
 }
 
-// The kernel gives connections ports that others may mean to listen on.
-TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
+// The kernel may give a connection the ephemeral port that rank 0 wants to listen on.
+TEST_F(JoinSocket, WaitsForPortHeldByConnection) {
   auto server = listen_on("127.0.0.1", 0);
   ASSERT_TRUE(server.ok());
   const auto address = [](int port) {
@@ -189,7 +188,7 @@ TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
     made.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     return made;
   };
-  // One that nobody else has, nor has had lately.
+  // A port that is free and not in TIME_WAIT.
   Descriptor connection(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in own = address(0);
   const sockaddr_in there = address(port_of(*server).value());
@@ -198,7 +197,7 @@ TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
   const int port = port_of(connection).value();
   std::thread closer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    server->reset();  // who has not accepted it ends it at both ends
+    server->reset();  // closes the unaccepted connection at both ends
     connection.reset();
   });
   const auto listener = listen_on("127.0.0.1", port);
@@ -207,14 +206,14 @@ TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
   EXPECT_EQ(port_of(*listener).value(), port);
 }
 
-TEST_F(Addresses, AServedStoreSaysItsPort) {
+TEST_F(JoinSocket, ServedStoreReportsItsPort) {
   const Key key{};
-  const auto served = serve_tcp_store("127.0.0.1", "job", key, soon());
+  const auto served = serve_tcp_store("127.0.0.1", "job", key, deadline());
   ASSERT_TRUE(served.ok()) << served.status().to_string();
-  const auto client = make_tcp_store("127.0.0.1", served->port, false, "job", key, soon());
+  const auto client = make_tcp_store("127.0.0.1", served->port, false, "job", key, deadline());
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   ASSERT_TRUE((*client)->set("key", "value").ok());
-  EXPECT_EQ(served->store->get("key", soon()).value(), "value");
+  EXPECT_EQ(served->store->get("key", deadline()).value(), "value");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What others say in a few words, safe for any bytes: a peer of its call, why it refuses or has given up, where its shared
-// memory is to be had; and the file that holds the job's key.
+// Short texts from outside: call signatures, refusals and abort causes of peers, addresses of shared memory; and the file with
+// the job key.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,48 +23,48 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 
 namespace {
 
-// An error whose words draw nothing on a terminal.
-void expect_error_for_a_terminal(const Status& status) {
+// Expects an error whose message has no control characters.
+void expect_printable_error(const Status& status) {
   if (status.ok() || status.message().empty()) std::abort();
   for (const unsigned char c : status.message()) {
     if (c < 0x20 || c == 0x7f) std::abort();
   }
 }
 
-void hear_refusals(std::string_view text) {
-  expect_error_for_a_terminal(parse_refusal(3, text));
-  if (const auto cause = parse_cause(text)) expect_error_for_a_terminal(*cause);
+void parse_refusals(std::string_view text) {
+  expect_printable_error(parse_refusal(3, text));
+  if (const auto cause = parse_cause(text)) expect_printable_error(*cause);
   if (!parse_cause("3 " + std::string(text))) std::abort();
   shm::Message message;
   std::memcpy(static_cast<void*>(&message), text.data(), std::min(text.size(), sizeof message));
   const Status refusal = shm::refusal_status(message);
   if (refusal.ok() || refusal.message().size() > message.text.size()) std::abort();
-  if (!refusal.message().empty()) expect_error_for_a_terminal(refusal);
+  if (!refusal.message().empty()) expect_printable_error(refusal);
 }
 
-// As it is, and with the first bytes of one of this job's rank 0, so that what lies behind them is reached.
+// The text as it is, and after the first bytes of a valid address of rank 0, so that later fields are parsed.
 void find_leader(std::string_view text) {
   constexpr std::uint64_t kJob = 7;
   static const std::string real = shm::Listener::create(0, kJob)->address();
-  const auto look = [](std::string_view bytes) {
+  const auto parse = [](std::string_view bytes) {
     const auto where = shm::parse_address(bytes, 0, kJob);
-    if (!where.ok()) return expect_error_for_a_terminal(where.status());
+    if (!where.ok()) return expect_printable_error(where.status());
     if (where->name.empty() || where->name.size() > 108 ||
         where->name.data() + where->name.size() != bytes.data() + bytes.size())
       std::abort();
   };
-  look(text);
+  parse(text);
   for (const std::size_t own : {std::size_t{12}, std::size_t{24}, std::size_t{40}})
-    look(real.substr(0, own) + std::string(text));
+    parse(real.substr(0, own) + std::string(text));
 }
 
-// What it says of the file tells nothing of the key: it is the same for any of that length.
+// Error messages about the file do not reveal the key: they are the same for any key of that length.
 void read_key(std::string_view text) {
   const auto read = [](std::string_view bytes) {
     const Descriptor file(::memfd_create("key", MFD_CLOEXEC));
     if (!file.valid() || ::fchmod(file.get(), 0600) != 0) std::abort();
     if (::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) std::abort();
-    // Always the same name, as it stands in the messages.
+    // The name is part of the messages, so it must be the same each time.
     constexpr int kPlace = 200;
     if (::dup3(file.get(), kPlace, O_CLOEXEC) != kPlace) std::abort();
     ::setenv("SHOAL_JOB_KEY_FILE", ("/proc/self/fd/" + std::to_string(kPlace)).c_str(), 1);
@@ -93,7 +93,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static_cast<void>(between_two(theirs, 5, 7));
 
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  hear_refusals(text);
+  parse_refusals(text);
   find_leader(text);
   read_key(text);
   return 0;

@@ -1,4 +1,4 @@
-// Machines from trees like /sys: what is found, which NICs and cores each rank gets, and the ladder of sources.
+// src/machine on fake /sys trees: devices found, NICs and cores of each rank, and the sources of the instance type.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,8 +34,8 @@ std::vector<std::string> names_of(const Hardware& hardware, const std::vector<in
   return names;
 }
 
-/// No core is anybody's twice, and all are allowed.
-void expect_apart(const std::vector<RankPlace>& places, const std::vector<int>& allowed) {
+/// No core is given out twice, and all are allowed.
+void expect_disjoint(const std::vector<RankPlace>& places, const std::vector<int>& allowed) {
   std::set<int> seen;
   for (const RankPlace& place : places) {
     for (const auto* cores : {&place.cores, &place.progress_cores}) {
@@ -47,7 +47,7 @@ void expect_apart(const std::vector<RankPlace>& places, const std::vector<int>& 
   }
 }
 
-TEST(Sysfs, CoreLists) {
+TEST(Sysfs, ParsesAndFormatsCoreLists) {
   for (const auto& [text, cores] :
        {std::pair<const char*, std::vector<int>>{"0-2,5\n", {0, 1, 2, 5}}, {"", {}}, {"7", {7}}, {" 3,1-2,2 ", {1, 2, 3}}}) {
     const auto parsed = parse_cores(text);
@@ -61,7 +61,7 @@ TEST(Sysfs, CoreLists) {
   EXPECT_EQ(format_cores({}), "");
 }
 
-TEST(Sysfs, Numbers) {
+TEST(Sysfs, ParsesIdsRatesAndBridges) {
   EXPECT_EQ(parse_hexadecimal("0x1d0f\n"), 0x1d0fU);
   EXPECT_EQ(parse_hexadecimal("0x1d0g"), std::nullopt);
   EXPECT_EQ(parse_infiniband_rate("100 Gb/sec (4X EDR)\n"), 100);
@@ -73,7 +73,7 @@ TEST(Sysfs, Numbers) {
   EXPECT_THAT(bridges_of_path("/sys/devices/platform/x"), IsEmpty());
 }
 
-TEST(Sysfs, FindsTheDevicesOfAP5) {
+TEST(Sysfs, FindsDevicesOfP5) {
   const Hardware found = hardware_of(fake::machine("p5"));
   ASSERT_EQ(found.gpus.size(), 8U);
   EXPECT_EQ(found.gpus[0].place.address, "0000:53:00.0");
@@ -83,14 +83,14 @@ TEST(Sysfs, FindsTheDevicesOfAP5) {
   EXPECT_EQ(found.sibling_of.at(100), 4);
   EXPECT_EQ(found.node_of_core(150), 1);
   const auto used = network_rails(found);
-  ASSERT_EQ(used.size(), 32U);  // the Ethernet beside them carries no data
+  ASSERT_EQ(used.size(), 32U);  // the Ethernet NICs carry no data
   const Nic& first = found.nics[static_cast<std::size_t>(used.front())];
   EXPECT_EQ(first.name, "rdmap79s0");
   EXPECT_EQ(first.efa_generation, 2);
   EXPECT_EQ(first.gbit_s, 100);
 }
 
-TEST(Sysfs, AnEmptyTreeIsNoError) {
+TEST(Sysfs, EmptyTreeIsNoError) {
   const Folder folder;
   const Hardware found = read_hardware(folder.path());
   EXPECT_THAT(found.gpus, IsEmpty());
@@ -100,9 +100,9 @@ TEST(Sysfs, AnEmptyTreeIsNoError) {
   EXPECT_THAT(places[0].progress_cores, IsEmpty());
 }
 
-TEST(Sysfs, TheMachineHereHasTheCoresThatItRunsOn) { EXPECT_THAT(read_hardware("/sys").cores(), Contains(0)); }
+TEST(Sysfs, ListsCoreZeroOfThisMachine) { EXPECT_THAT(read_hardware("/sys").cores(), Contains(0)); }
 
-TEST(Placement, AP5HasFourNicsBehindTheSwitchOfEachGpu) {
+TEST(Placement, P5RankGetsFourNicsOfItsSwitch) {
   const Hardware p5 = hardware_of(fake::machine("p5"));
   const auto places = place_ranks(p5, 8, p5.cores());
   ASSERT_EQ(places.size(), 8U);
@@ -110,14 +110,14 @@ TEST(Placement, AP5HasFourNicsBehindTheSwitchOfEachGpu) {
   EXPECT_THAT(names_of(p5, places[7].nics), ElementsAre("rdmap198s0", "rdmap199s0", "rdmap200s0", "rdmap201s0"));
   EXPECT_THAT(places[0].why, Mentions("switch"));
   EXPECT_EQ(places[0].shares_nic_with, 0);
-  // An eighth of the physical cores each, the last of them for communication, both hardware threads of it.
+  // Each rank has an eighth of the physical cores; both hardware threads of the last one are for communication.
   EXPECT_EQ(format_cores(places[0].cores), "0-10,96-106");
   EXPECT_THAT(places[0].progress_cores, ElementsAre(11, 107));
   EXPECT_THAT(places[7].progress_cores, ElementsAre(95, 191));
-  expect_apart(places, p5.cores());
+  expect_disjoint(places, p5.cores());
 }
 
-TEST(Placement, OnAP4dTwoGpusShareANic) {
+TEST(Placement, P4dRanksShareNicsInPairs) {
   const Hardware p4d = hardware_of(fake::machine("p4d"));
   const auto places = place_ranks(p4d, 8, p4d.cores());
   EXPECT_THAT(names_of(p4d, places[0].nics), ElementsAre("rdmap16s27"));
@@ -127,10 +127,10 @@ TEST(Placement, OnAP4dTwoGpusShareANic) {
   EXPECT_THAT(places[0].why, Mentions("root"));
   EXPECT_EQ(format_cores(places[4].cores), "24-28,72-76");
   EXPECT_THAT(places[4].progress_cores, ElementsAre(29, 77));
-  expect_apart(places, p4d.cores());
+  expect_disjoint(places, p4d.cores());
 }
 
-TEST(Placement, ThreadsGoToTheNicWhereTheGpuIsElsewhere) {
+TEST(Placement, ProgressCoresAreNearNicNotGpu) {
   const Hardware g5 = hardware_of(fake::machine("g5"));
   const auto places = place_ranks(g5, 8, g5.cores());
   for (const RankPlace& place : places) {
@@ -140,10 +140,10 @@ TEST(Placement, ThreadsGoToTheNicWhereTheGpuIsElsewhere) {
     EXPECT_EQ(g5.node_of_core(place.progress_cores[0]), 1);
   }
   EXPECT_EQ(g5.node_of_core(places[0].cores[0]), 0);
-  expect_apart(places, g5.cores());
+  expect_disjoint(places, g5.cores());
 }
 
-TEST(Placement, RanksWithoutGpusAreDealtOverTheNodes) {
+TEST(Placement, SpreadsRanksWithoutGpusOverNumaNodes) {
   fake::Machine machine = fake::machine("p4d");
   std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
   const Hardware found = hardware_of(machine);
@@ -153,13 +153,13 @@ TEST(Placement, RanksWithoutGpusAreDealtOverTheNodes) {
   EXPECT_THAT(names_of(found, places[3].nics), ElementsAre("rdmap160s27"));
   EXPECT_EQ(places[2].numa_node, 1);
   const auto one = place_ranks(found, 1, found.cores());
-  EXPECT_EQ(one[0].nics.size(), 2U);  // those on its node
-  expect_apart(places, found.cores());
-  // Three ranks: two at home on the first node, one on the second, which has two NICs. All have as many.
+  EXPECT_EQ(one[0].nics.size(), 2U);  // those on its NUMA node
+  expect_disjoint(places, found.cores());
+  // Three ranks: two on the first NUMA node, one on the second, which has two NICs. All get equally many.
   for (const RankPlace& place : place_ranks(found, 3, found.cores())) EXPECT_EQ(place.nics.size(), 1U);
 }
 
-TEST(Placement, RanksThatALauncherHasBoundAreAtHomeThere) {
+TEST(Placement, KeepsRanksOnTheNumaNodeTheyAreBoundTo) {
   fake::Machine machine = fake::machine("p4d");
   std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
   const Hardware found = hardware_of(machine);
@@ -173,38 +173,38 @@ TEST(Placement, RanksThatALauncherHasBoundAreAtHomeThere) {
   EXPECT_EQ(node_of_all(found, {}), -1);
 }
 
-TEST(Placement, ARankTakesNoMoreNicsThanItHasRailsForAndThemFromEverywhere) {
+TEST(Placement, SingleRankSpreadsItsRailsOverSwitches) {
   fake::Machine machine = fake::machine("p5");
   std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
   const Hardware found = hardware_of(machine);
   const auto places = place_ranks(found, 1, found.cores());
-  // Sixteen are on its node, four behind each switch: two of each.
+  // Its NUMA node has sixteen NICs, four behind each switch: the rank takes two of each.
   EXPECT_THAT(names_of(found, places[0].nics), ElementsAre("rdmap79s0", "rdmap81s0", "rdmap96s0", "rdmap98s0", "rdmap113s0",
                                                            "rdmap115s0", "rdmap130s0", "rdmap132s0"));
 }
 
-TEST(Placement, WhereANicIsMissingAllRanksUseAsMany) {
+TEST(Placement, AllRanksUseEquallyManyNics) {
   fake::Machine p5 = fake::machine("p5");
   std::erase_if(p5.devices, [](const fake::Device& device) { return device.verbs == "rdmap80s0"; });
   const Hardware found = hardware_of(p5);
   for (const RankPlace& place : place_ranks(found, 8, found.cores())) EXPECT_EQ(place.nics.size(), 3U);
 }
 
-TEST(Placement, ALaptopHasOneNicAndNoSecret) {
+TEST(Placement, LaptopRanksShareItsOneNic) {
   const Hardware laptop = hardware_of(fake::machine("laptop"));
-  EXPECT_THAT(laptop.gpus, IsEmpty());  // its display does not compute
+  EXPECT_THAT(laptop.gpus, IsEmpty());  // the display controller is no GPU for computing
   EXPECT_THAT(names_of(laptop, network_rails(laptop)), ElementsAre("enp0s31f6"));
   const auto places = place_ranks(laptop, 2, laptop.cores());
   EXPECT_THAT(places[0].why, Not(AnyOf(Mentions("PCIe"), Mentions("NUMA"))));
   EXPECT_EQ(places[0].shares_nic_with, 1);
   EXPECT_THAT(places[1].progress_cores, ElementsAre(3, 7));
-  expect_apart(places, laptop.cores());
+  expect_disjoint(places, laptop.cores());
 }
 
-TEST(Placement, OnlyAllowedCoresAndMoreRanksThanCores) {
+TEST(Placement, UsesAllowedCoresOnly) {
   const Hardware p5 = hardware_of(fake::machine("p5"));
-  const std::vector<int> few{50, 51, 146, 147};  // two physical cores of the second node
-  auto places = place_ranks(p5, 1, few);         // its GPU is near the first
+  const std::vector<int> few{50, 51, 146, 147};  // two physical cores of the second NUMA node
+  auto places = place_ranks(p5, 1, few);         // its GPU is near the first NUMA node
   EXPECT_THAT(places[0].cores, ElementsAre(50, 146));
   EXPECT_THAT(places[0].progress_cores, ElementsAre(51, 147));
   places = place_ranks(p5, 8, few);
@@ -216,7 +216,7 @@ TEST(Placement, OnlyAllowedCoresAndMoreRanksThanCores) {
   EXPECT_EQ(place_ranks(p5, 16, p5.cores())[9].gpu, 1);
 }
 
-TEST(Placement, NicsWithoutDriverOrLinkAreNotUsed) {
+TEST(Placement, IgnoresNicsWithoutDriverOrLink) {
   fake::Machine machine = fake::machine("p4d");
   for (fake::Device& device : machine.devices) {
     if (device.device == "0xefa0") device.verbs.clear();
@@ -233,7 +233,7 @@ DetectOptions options_for(const Folder& folder) {
   return options;
 }
 
-TEST(Detect, DmiNamesTheTypeWithoutANetwork) {
+TEST(Detect, ReadsTypeFromDmiWithoutNetwork) {
   const Folder folder;
   fake::write(fake::machine("p5"), folder.path());
   const FoundMachine machine = detect_machine(options_for(folder));
@@ -244,7 +244,7 @@ TEST(Detect, DmiNamesTheTypeWithoutANetwork) {
   EXPECT_THAT(machine.notes, IsEmpty());
 }
 
-TEST(Detect, WhatTheUserSaysWins) {
+TEST(Detect, UserSettingOverridesDmi) {
   const Folder folder;
   fake::write(fake::machine("p5"), folder.path());
   DetectOptions options = options_for(folder);
@@ -255,19 +255,18 @@ TEST(Detect, WhatTheUserSaysWins) {
   EXPECT_THAT(machine.notes, Contains(Mentions("32", "EFA", "p4d.24xlarge", "4")));
 }
 
-TEST(Detect, AMissingNicIsSaid) {
+TEST(Detect, ReportsMissingNic) {
   fake::Machine p5 = fake::machine("p5");
   std::erase_if(p5.devices, [](const fake::Device& device) { return device.verbs == "rdmap80s0"; });
   const Folder folder;
   fake::write(p5, folder.path());
-  EXPECT_THAT(detect_machine(options_for(folder)).notes, ElementsAre(Mentions("31", "p5.48xlarge", "32", "EFA interface")))
-      << "with what to do";
+  EXPECT_THAT(detect_machine(options_for(folder)).notes, ElementsAre(Mentions("31", "p5.48xlarge", "32", "EFA interface")));
 }
 
-TEST(Detect, TheServiceTellsZoneAndGroup) {
+TEST(Detect, ReadsZoneAndGroupFromMetadata) {
   const Folder folder;
   fake::write(fake::machine("p4d"), folder.path());
-  const MetadataServer server(MetadataServer::honest(
+  const MetadataServer server(MetadataServer::ec2_like(
       {{"instance-type", "p4d.24xlarge"}, {"placement/group-name", "train"}, {"placement/availability-zone-id", "use1-az4"}}));
   DetectOptions options = options_for(folder);
   options.metadata_url = server.url();
@@ -277,11 +276,11 @@ TEST(Detect, TheServiceTellsZoneAndGroup) {
   EXPECT_THAT(machine.notes, IsEmpty());
 }
 
-TEST(Detect, AServiceThatContradictsDmiIsNotBelieved) {
+TEST(Detect, IgnoresMetadataThatContradictsDmi) {
   const Folder folder;
   fake::write(fake::machine("p4d"), folder.path());
   const MetadataServer server(
-      MetadataServer::honest({{"instance-type", "p5.48xlarge"}, {"instance-id", "i-0ffffffffffffffff"}}));
+      MetadataServer::ec2_like({{"instance-type", "p5.48xlarge"}, {"instance-id", "i-0ffffffffffffffff"}}));
   DetectOptions options = options_for(folder);
   options.metadata_url = server.url();
   const FoundMachine machine = detect_machine(options);
@@ -290,28 +289,28 @@ TEST(Detect, AServiceThatContradictsDmiIsNotBelieved) {
   EXPECT_THAT(machine.notes, ElementsAre(Mentions("p5.48xlarge", "DMI", "p4d.24xlarge")));
 }
 
-TEST(Detect, WhereDmiKnowsNoTypeTheServiceNamesIt) {
+TEST(Detect, ReadsTypeFromMetadataWithoutDmiType) {
   fake::Machine xen = fake::machine("p4d");
   xen.product = "HVM domU";
   xen.asset_tag = "";
   const Folder folder;
   fake::write(xen, folder.path());
-  const MetadataServer server(MetadataServer::honest({{"instance-type", "p4d.24xlarge"}, {"instance-id", "i-0abc"}}));
+  const MetadataServer server(MetadataServer::ec2_like({{"instance-type", "p4d.24xlarge"}, {"instance-id", "i-0abc"}}));
   DetectOptions options = options_for(folder);
   options.metadata_url = server.url();
   FoundMachine machine = detect_machine(options);
   EXPECT_EQ(machine.type, "p4d.24xlarge");
   EXPECT_THAT(machine.type_origin, Mentions("metadata"));
   EXPECT_EQ(machine.instance_id, "i-0abc");
-  const MetadataServer liar(MetadataServer::honest({{"instance-type", "../../etc/passwd"}}));
-  options.metadata_url = liar.url();
+  const MetadataServer forged(MetadataServer::ec2_like({{"instance-type", "../../etc/passwd"}}));
+  options.metadata_url = forged.url();
   machine = detect_machine(options);
   EXPECT_EQ(machine.type, "");
   EXPECT_THAT(machine.notes, Contains(Mentions("../../etc/passwd")));
 }
 
-TEST(Detect, WhereDmiIsMaskedADeviceOrTheHypervisorTellsWhomToAsk) {
-  const MetadataServer server(MetadataServer::honest({{"instance-type", "p4d.24xlarge"}}));
+TEST(Detect, QueriesMetadataIfDeviceOrHypervisorIsEc2) {
+  const MetadataServer server(MetadataServer::ec2_like({{"instance-type", "p4d.24xlarge"}}));
   fake::Machine masked = fake::machine("p4d");
   masked.product = "";
   const Folder by_device;
@@ -330,21 +329,21 @@ TEST(Detect, WhereDmiIsMaskedADeviceOrTheHypervisorTellsWhomToAsk) {
   }
 }
 
-TEST(Detect, WhereTheUserWantsItTheServiceIsAsked) {
+TEST(Detect, QueriesMetadataOnRequest) {
   const Folder folder;
   fake::write(fake::machine("plain"), folder.path());
-  const MetadataServer server(MetadataServer::honest({{"instance-type", "p5.48xlarge"}}));
+  const MetadataServer server(MetadataServer::ec2_like({{"instance-type", "p5.48xlarge"}}));
   DetectOptions options = options_for(folder);
   options.metadata_url = server.url();
   options.always_ask = true;
   EXPECT_EQ(detect_machine(options).type, "p5.48xlarge");
 }
 
-TEST(Detect, OffEc2NobodyIsAsked) {
+TEST(Detect, SkipsMetadataOutsideEc2) {
   for (const char* name : {"laptop", "plain"}) {
     const Folder folder;
     fake::write(fake::machine(name), folder.path());
-    const MetadataServer server(MetadataServer::honest({{"instance-type", "p5.48xlarge"}}));
+    const MetadataServer server(MetadataServer::ec2_like({{"instance-type", "p5.48xlarge"}}));
     DetectOptions options = options_for(folder);
     options.metadata_url = server.url();
     const FoundMachine machine = detect_machine(options);
@@ -354,7 +353,7 @@ TEST(Detect, OffEc2NobodyIsAsked) {
   }
 }
 
-TEST(Detect, ASilentServiceIsANoteAndNoFailure) {
+TEST(Detect, SilentMetadataServiceIsOnlyANote) {
   const Folder folder;
   fake::write(fake::machine("p5"), folder.path());
   const MetadataServer server([](const std::string&) { return MetadataServer::Reply{"", true}; });
@@ -367,7 +366,7 @@ TEST(Detect, ASilentServiceIsANoteAndNoFailure) {
   EXPECT_THAT(machine.notes, ElementsAre(Mentions("metadata", "hop")));
 }
 
-TEST(Detect, SettingsNameWhatIsWrongWithThem) {
+TEST(Detect, NamesInvalidSettings) {
   ::setenv("SHOAL_METADATA_URL", "http://metadata.internal", 1);
   auto options = detect_options();
   EXPECT_FALSE(options.ok());
@@ -385,7 +384,7 @@ TEST(Detect, SettingsNameWhatIsWrongWithThem) {
   for (const char* name : {"SHOAL_METADATA_URL", "SHOAL_METADATA_TIMEOUT", "SHOAL_SYSFS_ROOT"}) ::unsetenv(name);
 }
 
-TEST(Instances, RowsAreWholeAndWithoutContradictions) {
+TEST(Instances, RowsAreCompleteAndConsistent) {
   std::set<std::string_view> names;
   for (const Instance& row : instances()) {
     EXPECT_TRUE(names.insert(row.name).second) << row.name;
@@ -394,7 +393,7 @@ TEST(Instances, RowsAreWholeAndWithoutContradictions) {
     EXPECT_GT(row.source.size(), 10U) << row.name;
     EXPECT_GT(row.gpus * row.gpu_memory_gbyte_s, 0) << row.name;
     EXPECT_EQ(row.efa_generation > 0, row.efa_cards > 0) << row.name;
-    // EFA's first generation writes nowhere, and reads on p4 alone; later ones do both (EC2 guide).
+    // The first EFA generation has RDMA reads on p4 only and no RDMA writes; later ones have both (EC2 guide).
     EXPECT_EQ(row.rdma_write, row.efa_generation >= 2) << row.name;
     EXPECT_EQ(row.rdma_read, row.efa_generation >= 2 || row.alias.starts_with("p4")) << row.name;
     if (row.gpus_of_switch > 0) {
@@ -406,7 +405,7 @@ TEST(Instances, RowsAreWholeAndWithoutContradictions) {
   EXPECT_EQ(find_instance(""), nullptr);
 }
 
-TEST(Instances, TotalsAreThoseOfTheDocumentation) {
+TEST(Instances, TotalsMatchTheDocumentation) {
   for (const auto& [name, gbit_s] : {std::pair{"p3dn", 100},
                                      {"p4d", 400},
                                      {"p4de", 400},
@@ -425,7 +424,7 @@ TEST(Instances, TotalsAreThoseOfTheDocumentation) {
   EXPECT_EQ(find_instance("p5.48xlarge")->rails_of_gpu(), 4);
 }
 
-TEST(Instances, FakeMachinesAreLikeTheirRows) {
+TEST(Instances, FakeMachinesMatchTheirRows) {
   for (const char* name : {"p4d", "p5", "g5"}) {
     const Folder folder;
     fake::write(fake::machine(name), folder.path());
