@@ -1,4 +1,4 @@
-// The arithmetic and the index arithmetic of the kernels, run on the host, against the host device: bit for bit.
+// The arithmetic and index arithmetic of the kernels, run on the host and compared bit by bit with the host device.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -62,14 +62,14 @@ bool is_nan(DataType type, const std::byte* element) {
   }
 }
 
-/// Patterns of all kinds: random bits are mostly ordinary numbers of all magnitudes, and now and then NaN, infinity or zero.
+/// Random patterns: mostly ordinary numbers of all magnitudes, sometimes NaN, infinity or zero.
 void fill(std::byte* data, std::size_t count, DataType type, std::mt19937_64& random) {
   const std::size_t bytes = size_of(type);
   for (std::size_t i = 0; i < count; ++i) {
     std::uint64_t bits = random();
     const std::uint64_t kind = random() % 16;
     const bool wide = type == DataType::float32 || type == DataType::float64;
-    if (wide && kind < 12) {  // of like magnitude, so that sums round
+    if (wide && kind < 12) {  // similar magnitudes, so that sums round
       const auto value = static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-60;
       const auto narrow = static_cast<float>(value);
       if (type == DataType::float64) std::memcpy(&bits, &value, 8);
@@ -93,12 +93,12 @@ struct Case {
   std::size_t threads = 37;
 };
 
-std::string words_for(const Case& c) {
+std::string describe(const Case& c) {
   return fmt::format("{} {} divisor {}, {} sources of {}{}{}, {} threads", to_string(c.type), to_string(c.op), c.divisor,
                      c.sources, c.count, c.in_place ? ", in place" : "", c.aligned_alike ? "" : ", misaligned", c.threads);
 }
 
-/// Runs one case by the kernel's code and by the host device; empty where they agree.
+/// Runs one case by the kernel's code and by the host device. Returns the difference, or "".
 std::string compare(const Case& c, std::mt19937_64& random) {
   const std::size_t bytes = c.count * size_of(c.type);
   const std::size_t shared_misalignment = random() % 64;
@@ -139,15 +139,15 @@ std::string compare(const Case& c, std::mt19937_64& random) {
     for (std::byte* got : {p.targets[0], p.targets[1]}) {
       if (got == nullptr || std::memcmp(got + i * element, wanted.data() + i * element, element) == 0) continue;
       if (is_nan(c.type, got + i * element) && is_nan(c.type, wanted.data() + i * element)) continue;
-      return fmt::format("{}: wrong element {}", words_for(c), i);
+      return fmt::format("{}: wrong element {}", describe(c), i);
     }
   }
   for (std::size_t k = 0; k < buffers.size(); ++k) {
-    if (!buffers[k].intact()) return fmt::format("{}: wrote outside of buffer {}", words_for(c), k);
+    if (!buffers[k].intact()) return fmt::format("{}: wrote outside of buffer {}", describe(c), k);
     if (k != target && k < copies.size() && bytes != 0 && std::memcmp(buffers[k].data(), copies[k].data(), bytes) != 0)
-      return fmt::format("{}: changed source {}", words_for(c), k);
+      return fmt::format("{}: changed source {}", describe(c), k);
   }
-  if (!second.intact()) return fmt::format("{}: wrote outside of the second target", words_for(c));
+  if (!second.intact()) return fmt::format("{}: wrote outside of the second target", describe(c));
   return "";
 }
 
@@ -159,9 +159,8 @@ std::vector<std::pair<ReduceOp, int>> operations(DataType type) {
   return all;
 }
 
-/// Every type and operation, every count around a few vectors, every number of sources a node may have, all misalignments by
-/// chance.
-TEST(KernelArithmetic, FoldsAsTheHostDeviceDoes) {
+/// Every type and operation, every count up to a few vectors, every number of sources of a node, random misalignments.
+TEST(KernelArithmetic, FoldsMatchHostDevice) {
   std::mt19937_64 random(20261122);
   std::size_t cases = 0;
   for (int t = 0; t < kDataTypeCount; ++t) {
@@ -182,8 +181,8 @@ TEST(KernelArithmetic, FoldsAsTheHostDeviceDoes) {
   EXPECT_GT(cases, 10000U);
 }
 
-/// Every value of 8 bits with every other, every value of 16 bits with a few: all that decoding, rounding and overflow can do.
-TEST(KernelArithmetic, KeepsAndRoundsSmallFloatsAsTheHostDeviceDoes) {
+/// Every pair of 8-bit values, and every 16-bit value with a few others: covers decoding, rounding and overflow.
+TEST(KernelArithmetic, SmallFloatsMatchHostDevice) {
   for (const DataType type : {DataType::float8_e4m3fn, DataType::float8_e5m2, DataType::float16, DataType::bfloat16}) {
     const std::size_t element = size_of(type);
     const std::size_t count = 65536;
@@ -236,7 +235,7 @@ TEST(KernelArithmetic, CopiesAnySizeAtAnyAlignment) {
   }
 }
 
-/// Head, vectors and tail are all elements once, and vectors are aligned.
+/// Head, vectors and tail cover each element once, and vectors are aligned.
 TEST(KernelPartition, SplitsEveryRange) {
   for (const std::size_t element : {1U, 2U, 4U, 8U}) {
     for (std::uintptr_t address = 4096; address < 4096 + 40; ++address) {
@@ -262,7 +261,7 @@ TEST(KernelPartition, SplitsEveryRange) {
   }
 }
 
-/// Shares lie back to back and are all elements; also of counts near the end of what an address can name.
+/// Shares are adjacent and cover all elements, also for counts near the end of the address space.
 TEST(KernelPartition, SharesCoverEverything) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 20000; ++round) {

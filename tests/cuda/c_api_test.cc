@@ -1,4 +1,4 @@
-// The C API of collectives on streams, over the fake CUDA as a library that is opened at run time.
+// The C API of collectives on streams, over the fake CUDA as a library that is loaded at run time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 namespace shoal {
 namespace {
 
-/// A store in files, for C.
-struct Files {
+/// A file store behind the callbacks of the C API.
+struct FileCallbacks {
   std::unique_ptr<Store> store;
   static int set(void* context, const char* key, const void* value, size_t bytes) {
-    const auto& files = *static_cast<Files*>(context);
+    const auto& files = *static_cast<FileCallbacks*>(context);
     return static_cast<int>(files.store->set(key, {static_cast<const char*>(value), bytes}).code());
   }
   static int get(void* context, const char* key, int64_t timeout_ms, void* value, size_t capacity, size_t* bytes) {
-    const auto& files = *static_cast<Files*>(context);
+    const auto& files = *static_cast<FileCallbacks*>(context);
     const auto got = files.store->get(key, std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms));
     if (!got.ok()) return static_cast<int>(got.status().code());
     *bytes = got->size();
@@ -37,7 +37,7 @@ struct Files {
   }
 };
 
-/// What a rank has in its body: numbers in device memory.
+/// One rank: its communicator, and numbers in device memory.
 class Rank {
  public:
   Rank(shoal_stream_comm_t comm, int rank, int ranks) : comm(comm), rank(rank), ranks(ranks) {
@@ -51,7 +51,7 @@ class Rank {
     static_cast<void>(api_->copy(in(), numbers.data(), numbers.size() * 4, stream));
     static_cast<void>(api_->synchronize(stream));
   }
-  /// Empty where the call and its work have gone well and the output begins with `wanted`.
+  /// Waits for the work of a call and compares the start of the output with `wanted`. Returns the error, or "".
   std::string expect(const char* what, shoal_status started, const std::vector<std::int32_t>& wanted) {
     if (started != SHOAL_OK) return std::string(what) + ": " + shoal_last_error_message();
     if (shoal_stream_work_wait(work) != SHOAL_OK) return std::string(what) + " later: " + shoal_last_error_message();
@@ -78,7 +78,7 @@ class Rank {
   std::int32_t* buffers_[2];
 };
 
-/// Every call once, of two ranks: numbers that tell who has given them.
+/// Every call once on two ranks, with numbers that identify their rank.
 std::string every_call(Rank& r) {
   const auto me = static_cast<std::int32_t>(r.rank);
   const std::int32_t other = 1 - me;
@@ -86,7 +86,8 @@ std::string every_call(Rank& r) {
   r.write(numbers(me));
   constexpr shoal_data_type kInt = SHOAL_INT32;
   const std::size_t shares[] = {1, 2};
-  const std::size_t sent[] = {me == 0 ? 1U : 2U, me == 0 ? 2U : 1U};  // one to itself as to rank 0, two across
+  const std::size_t sent[] = {me == 0 ? 1U : 2U,
+                              me == 0 ? 2U : 1U};  // rank 0 sends itself one and its peer two, rank 1 the reverse
   const std::size_t received[] = {me == 0 ? 1U : 2U, me == 0 ? 2U : 1U};
   const auto in = r.in();
   const auto out = r.out();
@@ -115,7 +116,7 @@ std::string every_call(Rank& r) {
   } else {
     errors.push_back(r.expect("recv", shoal_stream_recv(r.comm, out, 2, kInt, 0, 5, r.stream, &r.work), {1, 2}));
   }
-  // Nobody asks for the work of this one; the next waits for it on its own.
+  // This call returns no work; the next call waits for it in the stream.
   if (shoal_stream_broadcast(r.comm, in, 3, kInt, 1, r.stream, nullptr) != SHOAL_OK) return shoal_last_error_message();
   errors.push_back(
       r.expect("all_reduce", shoal_stream_all_reduce(r.comm, in, out, 3, kInt, SHOAL_SUM, r.stream, &r.work), {22, 24, 26}));
@@ -144,11 +145,11 @@ std::string refused_calls(Rank& r) {
   return "";
 }
 
-TEST(StreamCApi, DoesWhatTheCppOneDoes) {
+TEST(StreamCApi, MatchesTheCppApi) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int ranks, const std::string& directory) -> std::string {
     if (shoal_cuda_available() != SHOAL_OK) return shoal_last_error_message();
-    Files files{*make_file_store(directory)};
-    const shoal_store store = {&files, Files::set, Files::get};
+    FileCallbacks files{*make_file_store(directory)};
+    const shoal_store store = {&files, FileCallbacks::set, FileCallbacks::get};
     shoal_comm_t host = nullptr;
     if (shoal_comm_create_with_store(&store, rank, ranks, nullptr, &host) != SHOAL_OK) return shoal_last_error_message();
     shoal_stream_config config = SHOAL_STREAM_CONFIG_INITIALIZER;
@@ -164,13 +165,13 @@ TEST(StreamCApi, DoesWhatTheCppOneDoes) {
     if (error.empty() && shoal_stream_deregister_buffer(comm, own.in()) != SHOAL_OK) error = shoal_last_error_message();
     if (error.empty()) error = refused_calls(own);
     if (error.empty() && shoal_stream_comm_status(comm) != SHOAL_OK) error = shoal_last_error_message();
-    // No rank aborts before the other has done with all this.
-    if (const auto met = shoal_barrier(host); error.empty() && met != SHOAL_OK) error = shoal_last_error_message();
+    // No rank aborts before the other has finished its calls.
+    if (const auto status = shoal_barrier(host); error.empty() && status != SHOAL_OK) error = shoal_last_error_message();
     if (rank == 0) shoal_stream_comm_abort(comm, "enough");
     for (int i = 0; i < 500 && shoal_stream_barrier(comm, own.stream, nullptr) == SHOAL_OK; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    const bool told = std::string(shoal_last_error_message()).find("enough") != std::string::npos;
-    if (error.empty() && !told) error = std::string("the reason is lost: ") + shoal_last_error_message();
+    const bool has_reason = std::string(shoal_last_error_message()).find("enough") != std::string::npos;
+    if (error.empty() && !has_reason) error = std::string("the reason is lost: ") + shoal_last_error_message();
     shoal_stream_comm_destroy(comm);
     shoal_comm_destroy(host);
     return error;

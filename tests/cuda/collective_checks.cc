@@ -24,14 +24,14 @@ Bytes fold(const std::vector<Bytes>& all, DataType type, ReduceOp op) {
   return result;
 }
 
-/// The sizes that a call with counts is given: of all_to_all what `rank` sends, or receives.
-std::vector<std::size_t> counts_of(const Ask& ask, int ranks, int rank, bool receives) {
+/// The counts of an uneven call; for all_to_all those that `rank` sends, or with `receives` receives.
+std::vector<std::size_t> counts_of(const TestCall& test, int ranks, int rank, bool receives) {
   std::vector<std::size_t> counts;
   for (int other = 0; other < ranks; ++other) {
-    if (ask.kind != CollectiveKind::all_to_all) {
-      counts.push_back(share_of(ask, other));
+    if (test.kind != CollectiveKind::all_to_all) {
+      counts.push_back(share_of(test, other));
     } else {
-      counts.push_back(receives ? block_of(ask, other, rank, ranks) : block_of(ask, rank, other, ranks));
+      counts.push_back(receives ? block_of(test, other, rank, ranks) : block_of(test, rank, other, ranks));
     }
   }
   return counts;
@@ -54,8 +54,8 @@ bool holds(const std::byte* memory, const Bytes& wanted) {
 
 }  // namespace
 
-Bytes given(int rank, int call, std::size_t count, DataType type, bool exact) {
-  // Every rank works out what all have given: a generator that costs little where sanitizers watch each access.
+Bytes rank_data(int rank, int call, std::size_t count, DataType type, bool exact) {
+  // Every rank computes the input of all ranks, so the generator must be cheap under sanitizers.
   std::uint64_t state = static_cast<std::uint64_t>(rank * 1009 + call) * 0x9E3779B97F4A7C15;
   const std::size_t element_bytes = size_of(type);
   Bytes data(count * element_bytes);
@@ -82,84 +82,84 @@ DeviceBuffer::DeviceBuffer(StreamRank& rank, std::size_t bytes, std::size_t offs
 }
 DeviceBuffer::~DeviceBuffer() { static_cast<void>(rank_.cuda.release(base_)); }
 void DeviceBuffer::set(const Bytes& data) {
-  if (!data.empty()) std::memcpy(touch(), data.data(), data.size());
+  if (!data.empty()) std::memcpy(host_address(), data.data(), data.size());
 }
 
-std::string to_string(const Ask& ask) {
-  return fmt::format("{}{} of {} {} {}{}", to_string(ask.kind), ask.uneven ? "_v" : "", ask.count, to_string(ask.type),
-                     to_string(ask.op), ask.in_place ? " in place" : "");
+std::string to_string(const TestCall& test) {
+  return fmt::format("{}{} of {} {} {}{}", to_string(test.kind), test.uneven ? "_v" : "", test.count, to_string(test.type),
+                     to_string(test.op), test.in_place ? " in place" : "");
 }
 
-std::size_t share_of(const Ask& ask, int rank) {
-  if (!ask.uneven) return ask.count;
-  const std::size_t parts[] = {3, 0, 4, 1, 2};  // of four
-  return ask.count * parts[(rank + static_cast<int>(ask.count)) % 5] / 4;
+std::size_t share_of(const TestCall& test, int rank) {
+  if (!test.uneven) return test.count;
+  const std::size_t parts[] = {3, 0, 4, 1, 2};  // quarters of the count
+  return test.count * parts[(rank + static_cast<int>(test.count)) % 5] / 4;
 }
 
-std::size_t block_of(const Ask& ask, int from, int to, int ranks) {
-  return ask.uneven ? share_of(ask, from * ranks + to) : ask.count;
+std::size_t block_of(const TestCall& test, int from, int to, int ranks) {
+  return test.uneven ? share_of(test, from * ranks + to) : test.count;
 }
 
-Bytes input_of(const Ask& ask, int rank, int ranks, int call, bool exact) {
+Bytes input_of(const TestCall& test, int rank, int ranks, int call, bool exact) {
   const auto all = [&] {
-    switch (ask.kind) {
+    switch (test.kind) {
       case CollectiveKind::reduce_scatter:
       case CollectiveKind::scatter:
       case CollectiveKind::all_to_all:
-        return sum_to(counts_of(ask, ranks, rank, false), ranks);
+        return sum_to(counts_of(test, ranks, rank, false), ranks);
       case CollectiveKind::all_gather:
       case CollectiveKind::gather:
-        return share_of(ask, rank);
+        return share_of(test, rank);
       default:
-        return ask.count;
+        return test.count;
     }
   };
-  const bool from_root = ask.kind == CollectiveKind::broadcast || ask.kind == CollectiveKind::scatter;
-  return from_root && rank != ask.root ? Bytes() : given(rank, call, all(), ask.type, exact);
+  const bool from_root = test.kind == CollectiveKind::broadcast || test.kind == CollectiveKind::scatter;
+  return from_root && rank != test.root ? Bytes() : rank_data(rank, call, all(), test.type, exact);
 }
 
-Bytes wanted_of(const Ask& ask, int rank, int ranks, int call, bool exact) {
+Bytes wanted_of(const TestCall& test, int rank, int ranks, int call, bool exact) {
   std::vector<Bytes> all;
-  for (int r = 0; r < ranks; ++r) all.push_back(input_of(ask, r, ranks, call, exact));
-  const std::vector<std::size_t> counts = counts_of(ask, ranks, rank, false);
-  const std::size_t element_bytes = size_of(ask.type);
+  for (int r = 0; r < ranks; ++r) all.push_back(input_of(test, r, ranks, call, exact));
+  const std::vector<std::size_t> counts = counts_of(test, ranks, rank, false);
+  const std::size_t element_bytes = size_of(test.type);
   const auto joined = [&] {
     Bytes result;
     for (const Bytes& each : all) result.insert(result.end(), each.begin(), each.end());
     return result;
   };
-  switch (ask.kind) {
+  switch (test.kind) {
     case CollectiveKind::broadcast:
-      return all[static_cast<std::size_t>(ask.root)];
+      return all[static_cast<std::size_t>(test.root)];
     case CollectiveKind::all_gather:
       return joined();
     case CollectiveKind::gather:
-      return rank == ask.root ? joined() : Bytes();
+      return rank == test.root ? joined() : Bytes();
     case CollectiveKind::scatter:
-      return cut(all[static_cast<std::size_t>(ask.root)], sum_to(counts, rank), share_of(ask, rank), element_bytes);
+      return cut(all[static_cast<std::size_t>(test.root)], sum_to(counts, rank), share_of(test, rank), element_bytes);
     case CollectiveKind::reduce_scatter:
-      return cut(fold(all, ask.type, ask.op), sum_to(counts, rank), share_of(ask, rank), element_bytes);
+      return cut(fold(all, test.type, test.op), sum_to(counts, rank), share_of(test, rank), element_bytes);
     case CollectiveKind::all_to_all: {
       Bytes result;
       for (int from = 0; from < ranks; ++from) {
-        const std::size_t before = sum_to(counts_of(ask, ranks, from, false), rank);
-        const Bytes block = cut(all[static_cast<std::size_t>(from)], before, block_of(ask, from, rank, ranks), element_bytes);
+        const std::size_t before = sum_to(counts_of(test, ranks, from, false), rank);
+        const Bytes block = cut(all[static_cast<std::size_t>(from)], before, block_of(test, from, rank, ranks), element_bytes);
         result.insert(result.end(), block.begin(), block.end());
       }
       return result;
     }
     case CollectiveKind::reduce:
-      return rank == ask.root ? fold(all, ask.type, ask.op) : Bytes();
+      return rank == test.root ? fold(all, test.type, test.op) : Bytes();
     default:
-      return fold(all, ask.type, ask.op);
+      return fold(all, test.type, test.op);
   }
 }
 
-Result<StreamWork> start(StreamRank& rank, const Ask& ask, const void* input, void* output) {
+Result<StreamWork> start(StreamRank& rank, const TestCall& test, const void* input, void* output) {
   StreamCommunicator& group = rank.group;
-  const auto [kind, count, type, op, root, in_place, misalignment, uneven] = ask;
-  const std::vector<std::size_t> counts = counts_of(ask, rank.size(), rank.rank(), false);
-  const std::vector<std::size_t> receives = counts_of(ask, rank.size(), rank.rank(), true);
+  const auto [kind, count, type, op, root, in_place, misalignment, uneven] = test;
+  const std::vector<std::size_t> counts = counts_of(test, rank.size(), rank.rank(), false);
+  const std::vector<std::size_t> receives = counts_of(test, rank.size(), rank.rank(), true);
   switch (kind) {
     case CollectiveKind::broadcast:
       return group.broadcast(output, count, type, root, rank.stream);
@@ -187,45 +187,45 @@ Result<StreamWork> start(StreamRank& rank, const Ask& ask, const void* input, vo
   }
 }
 
-std::string check(StreamRank& rank, const Ask& ask, int call, bool exact, bool registers) {
+std::string check(StreamRank& rank, const TestCall& test, int call, bool exact, bool registers) {
   const int ranks = rank.size();
-  const Bytes mine = input_of(ask, rank.rank(), ranks, call, exact);
-  const Bytes wanted = wanted_of(ask, rank.rank(), ranks, call, exact);
-  const bool deals_in = ask.kind == CollectiveKind::reduce_scatter || ask.kind == CollectiveKind::scatter;
-  const bool deals_out = ask.kind == CollectiveKind::all_gather || ask.kind == CollectiveKind::gather;
-  const std::size_t own = sum_to(counts_of(ask, ranks, rank.rank(), false), rank.rank()) * size_of(ask.type);
+  const Bytes mine = input_of(test, rank.rank(), ranks, call, exact);
+  const Bytes wanted = wanted_of(test, rank.rank(), ranks, call, exact);
+  const bool deals_in = test.kind == CollectiveKind::reduce_scatter || test.kind == CollectiveKind::scatter;
+  const bool deals_out = test.kind == CollectiveKind::all_gather || test.kind == CollectiveKind::gather;
+  const std::size_t own = sum_to(counts_of(test, ranks, rank.rank(), false), rank.rank()) * size_of(test.type);
   const std::size_t most = std::max(mine.size(), wanted.size()) + own + 64;
-  DeviceBuffer input(rank, most, ask.misalignment);
-  DeviceBuffer output(rank, most, ask.misalignment);
+  DeviceBuffer input(rank, most, test.misalignment);
+  DeviceBuffer output(rank, most, test.misalignment);
   if (registers) {
     if (Status status = rank.group.register_buffer(input.get()); !status.ok()) return status.to_string();
   }
   std::byte* from = input.get();
   std::byte* to = output.get();
-  if (ask.kind == CollectiveKind::broadcast || (ask.in_place && ask.kind != CollectiveKind::all_to_all)) {
+  if (test.kind == CollectiveKind::broadcast || (test.in_place && test.kind != CollectiveKind::all_to_all)) {
     from = deals_out ? from + own : from;
     to = deals_in ? from + own : deals_out ? from - own : from;
   }
-  if (!mine.empty()) std::memcpy(rank.cuda.touch(from), mine.data(), mine.size());
-  const std::string what = fmt::format("{} (call {})", to_string(ask), call);
-  // A rank that has no part in a side may pass anything there.
-  const bool no_input = mine.empty() && ask.kind != CollectiveKind::broadcast && call % 2 == 0;
+  if (!mine.empty()) std::memcpy(rank.cuda.host_address(from), mine.data(), mine.size());
+  const std::string what = fmt::format("{} (call {})", to_string(test), call);
+  // A rank without input or output may pass any pointer.
+  const bool no_input = mine.empty() && test.kind != CollectiveKind::broadcast && call % 2 == 0;
   const bool no_output = wanted.empty() && call % 2 == 0;
-  Result<StreamWork> work = start(rank, ask, no_input ? nullptr : from, no_output ? nullptr : to);
+  Result<StreamWork> work = start(rank, test, no_input ? nullptr : from, no_output ? nullptr : to);
   if (!work.ok()) return what + ": " + work.status().to_string();
   if (Status status = work->wait(); !status.ok()) return what + ": " + status.to_string();
-  if (!work->is_completed()) return what + ": waited for and not completed";
-  const std::byte* got = rank.cuda.touch(to);
+  if (!work->is_completed()) return what + ": not completed after wait()";
+  const std::byte* got = rank.cuda.host_address(to);
   if (!holds(got, wanted)) {
     const auto at = std::mismatch(wanted.begin(), wanted.end(), got).second - got;
     return fmt::format("{}: byte {} of {} is wrong", what, at, wanted.size());
   }
-  const bool apart = from != to && !(ask.in_place && (deals_in || deals_out));
-  if (apart && !holds(rank.cuda.touch(from), mine)) return what + ": the input has changed";
+  const bool separate = from != to && !(test.in_place && (deals_in || deals_out));
+  if (separate && !holds(rank.cuda.host_address(from), mine)) return what + ": the input was changed";
   return "";
 }
 
-std::string all_kinds(StreamRank& rank, bool exact, bool registers) {
+std::string check_all_kinds(StreamRank& rank, bool exact, bool registers) {
   int call = 0;
   const CollectiveKind kinds[] = {CollectiveKind::all_reduce, CollectiveKind::reduce_scatter, CollectiveKind::all_gather,
                                   CollectiveKind::broadcast,  CollectiveKind::reduce,         CollectiveKind::gather,
@@ -236,15 +236,15 @@ std::string all_kinds(StreamRank& rank, bool exact, bool registers) {
         for (const bool uneven : {false, true}) {
           if (uneven && !deals_in_shares(kind)) continue;
           const int root = (static_cast<int>(count) + call) % rank.size();
-          const Ask ask{kind,
-                        kind == CollectiveKind::barrier ? 0 : count,
-                        DataType::float32,
-                        ReduceOp::sum,
-                        root,
-                        in_place,
-                        (count % 4) * 4,
-                        uneven};
-          if (std::string error = check(rank, ask, call++, exact, registers); !error.empty()) return error;
+          const TestCall test{kind,
+                              kind == CollectiveKind::barrier ? 0 : count,
+                              DataType::float32,
+                              ReduceOp::sum,
+                              root,
+                              in_place,
+                              (count % 4) * 4,
+                              uneven};
+          if (std::string error = check(rank, test, call++, exact, registers); !error.empty()) return error;
         }
       }
     }
@@ -259,10 +259,10 @@ std::string all_kinds(StreamRank& rank, bool exact, bool registers) {
     for (const std::size_t count : {std::size_t{333}, std::size_t{70003}}) {
       for (const CollectiveKind kind : {CollectiveKind::all_reduce, CollectiveKind::reduce, CollectiveKind::reduce_scatter}) {
         if (kind != CollectiveKind::all_reduce && count > 333) continue;
-        const Ask ask{kind, count, type, op, call % rank.size()};
-        if (std::string error = check(rank, ask, call++, exact, false); !error.empty()) return error;
+        const TestCall test{kind, count, type, op, call % rank.size()};
+        if (std::string error = check(rank, test, call++, exact, false); !error.empty()) return error;
       }
-      const Ask moved{CollectiveKind::all_to_all, count / 10, type, op, 0, false, 1, call % 2 == 0};
+      const TestCall moved{CollectiveKind::all_to_all, count / 10, type, op, 0, false, 1, call % 2 == 0};
       if (std::string error = check(rank, moved, call++, exact, false); !error.empty()) return error;
     }
   }

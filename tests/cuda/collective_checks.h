@@ -1,4 +1,4 @@
-// Calls of StreamCommunicator on known data, and what they must give: every rank can work out what all ranks have given.
+// Calls of StreamCommunicator on known data, and their expected results: every rank can compute the input of all ranks.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@ namespace shoal::testing {
 
 using Bytes = std::vector<std::byte>;
 
-/// What rank `rank` gives in call number `call`. Small numbers, whose sums are exact in every type, or (not `exact`) such as
-/// round in no other order than that of the ranks.
-Bytes given(int rank, int call, std::size_t count, DataType type, bool exact);
+/// The input of rank `rank` in call number `call`. `exact`: small numbers, whose sums are exact in every type; else numbers
+/// whose sums depend on the order of the ranks.
+Bytes rank_data(int rank, int call, std::size_t count, DataType type, bool exact);
 
 /// A buffer in fake device memory.
 class DeviceBuffer {
@@ -23,9 +23,9 @@ class DeviceBuffer {
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   std::byte* get() { return static_cast<std::byte*>(base_) + offset_; }
-  std::byte* touch() { return rank_.cuda.touch(get()); }
+  std::byte* host_address() { return rank_.cuda.host_address(get()); }
   void set(const Bytes& data);
-  Bytes read(std::size_t bytes) { return Bytes(touch(), touch() + bytes); }
+  Bytes read(std::size_t bytes) { return Bytes(host_address(), host_address() + bytes); }
 
  private:
   StreamRank& rank_;
@@ -33,10 +33,10 @@ class DeviceBuffer {
   void* base_ = nullptr;
 };
 
-/// A collective to be tried.
-struct Ask {
+/// A collective call to test.
+struct TestCall {
   CollectiveKind kind = CollectiveKind::all_reduce;
-  std::size_t count = 0;  ///< with shares of different sizes: about that of the largest
+  std::size_t count = 0;  ///< with shares of different sizes: about the largest
   DataType type = DataType::float32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
@@ -44,24 +44,25 @@ struct Ask {
   std::size_t misalignment = 0;  ///< bytes
   bool uneven = false;           ///< the form with counts
 };
-std::string to_string(const Ask& ask);
+std::string to_string(const TestCall& test);
 
-/// Elements of the share of `rank`, where shares differ.
-std::size_t share_of(const Ask& ask, int rank);
+/// Elements of the share of `rank`.
+std::size_t share_of(const TestCall& test, int rank);
 /// Elements that `from` sends to `to` in an all_to_all.
-std::size_t block_of(const Ask& ask, int from, int to, int ranks);
+std::size_t block_of(const TestCall& test, int from, int to, int ranks);
 
-/// What the call takes from `rank`, and what it must leave in the output of `rank`; empty where it has no part.
-Bytes input_of(const Ask& ask, int rank, int ranks, int call, bool exact);
-Bytes wanted_of(const Ask& ask, int rank, int ranks, int call, bool exact);
+/// The input of `rank` and the expected output of `rank`; empty if the rank has none.
+Bytes input_of(const TestCall& test, int rank, int ranks, int call, bool exact);
+Bytes wanted_of(const TestCall& test, int rank, int ranks, int call, bool exact);
 
-/// Starts it on the rank's stream.
-Result<StreamWork> start(StreamRank& rank, const Ask& ask, const void* input, void* output);
+/// Starts the call on the rank's stream.
+Result<StreamWork> start(StreamRank& rank, const TestCall& test, const void* input, void* output);
 
-/// Makes call number `call` and checks it; empty where all is well.
-std::string check(StreamRank& rank, const Ask& ask, int call, bool exact = false, bool registers = false);
+/// Makes call number `call` and checks it. Returns the error, or "".
+std::string check(StreamRank& rank, const TestCall& test, int call, bool exact = false, bool registers = false);
 
-/// Calls of all kinds, sizes, forms and places: less than a vector, odd ones, beyond one shot, several pieces.
-std::string all_kinds(StreamRank& rank, bool exact, bool registers = false);
+/// Checks calls of all kinds, forms and placements, with sizes below a vector, odd, beyond one-shot and of several pieces.
+/// Returns the first error, or "".
+std::string check_all_kinds(StreamRank& rank, bool exact, bool registers = false);
 
 }  // namespace shoal::testing

@@ -1,4 +1,4 @@
-// Descriptors that ranks of a node hand each other, and strangers at their sockets.
+// Descriptors that the ranks of a node send each other, and unauthenticated connections to their sockets.
 #include "src/cuda/descriptors.h"
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@
 #include "tests/slack.h"
 
 namespace {
-/// What comes of the next connection of this process.
+/// The fate of the next connect() of this process.
 enum class Next { connects, dies, fails };
 std::atomic<Next> next_connection{Next::connects};
 }  // namespace
@@ -49,8 +49,8 @@ using ::testing::AllOf;
 
 using Clock = std::chrono::steady_clock;
 
-/// The Unix sockets of this network that have names of no file.
-std::set<std::string> nameless() {
+/// Names of the abstract Unix sockets of this network namespace.
+std::set<std::string> abstract_sockets() {
   std::set<std::string> names;
   std::ifstream file("/proc/net/unix");
   for (std::string line; std::getline(file, line);) {
@@ -69,7 +69,7 @@ Descriptor connect_to(const std::string& name) {
   return socket;
 }
 
-std::string hand_and_read(Communicator& c, const std::string& directory) {
+std::string exchange_and_read(Communicator& c, const std::string& directory) {
   const std::string path = fmt::format("{}/of.{}", directory, c.rank());
   std::ofstream(path) << "of rank " << c.rank();
   const Descriptor own(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -87,23 +87,23 @@ std::string hand_and_read(Communicator& c, const std::string& directory) {
   return seconds < 10 ? "" : fmt::format("after {:.1f} s", seconds);
 }
 
-TEST(Descriptors, AreOfTheRankThatGaveThem) {
+TEST(Descriptors, BelongToTheRankThatSentThem) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, {});
-    return c.ok() ? hand_and_read(**c, directory) : c.status().to_string();
+    return c.ok() ? exchange_and_read(**c, directory) : c.status().to_string();
   });
   testing::expect_all_well(outcomes);
 }
 
-// Everybody's deadline is 20 s.
-TEST(Descriptors, OfARankThatDiesNobodyWaitsFor) {
+// The deadline of each rank is 20 s.
+TEST(Descriptors, DeadRankDelaysNoOther) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
     if (rank == 2) next_connection = Next::dies;
     const auto start = Clock::now();
-    const std::string words = hand_and_read(**c, directory);
-    return std::chrono::duration<double>(Clock::now() - start).count() < 5 * kSlack ? words : "late: " + words;
+    const std::string error = exchange_and_read(**c, directory);
+    return std::chrono::duration<double>(Clock::now() - start).count() < 5 * kSlack ? error : "late: " + error;
   });
   for (const int rank : {0, 1}) {
     const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
@@ -113,16 +113,16 @@ TEST(Descriptors, OfARankThatDiesNobodyWaitsFor) {
   EXPECT_TRUE(outcomes[2].killed);
 }
 
-TEST(Descriptors, WhoCannotGiveItsOwnIsWaitedForByNobody) {
+TEST(Descriptors, RankThatCannotSendDelaysNoOther) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
     if (rank == 2) next_connection = Next::fails;
     const auto start = Clock::now();
-    const std::string words = hand_and_read(**c, directory);
-    if (std::chrono::duration<double>(Clock::now() - start).count() > 5 * kSlack) return "late: " + words;
-    const Status still = (*c)->barrier();  // to compare notes
-    return still.ok() ? words : still.to_string();
+    const std::string error = exchange_and_read(**c, directory);
+    if (std::chrono::duration<double>(Clock::now() - start).count() > 5 * kSlack) return "late: " + error;
+    const Status still = (*c)->barrier();  // still works
+    return still.ok() ? error : still.to_string();
   });
   for (const auto& outcome : outcomes) EXPECT_EQ(testing::bad_end(outcome), "");
   EXPECT_THAT(outcomes[0].output, testing::Mentions("unsupported", "rank 2"));
@@ -130,29 +130,29 @@ TEST(Descriptors, WhoCannotGiveItsOwnIsWaitedForByNobody) {
   EXPECT_THAT(outcomes[2].output, testing::Mentions("unsupported", "Unix", "connect"));
 }
 
-// Rank 0's socket is open and rank 1 is late: meanwhile strangers come, and say nothing, or nonsense.
-TEST(Descriptors, StrangersHoldNobodyUp) {
+// Rank 0's socket is open and rank 1 is late: meanwhile unauthenticated connections send nothing, or junk.
+TEST(Descriptors, UnauthenticatedConnectionsDelayNoRank) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
     if (rank == 1) {
       ::usleep(1'000'000);
-      return hand_and_read(**c, directory);
+      return exchange_and_read(**c, directory);
     }
-    const std::set<std::string> before = nameless();
-    std::size_t came = 0;
-    std::thread stranger([&] {
+    const std::set<std::string> before = abstract_sockets();
+    std::size_t connected = 0;
+    std::thread intruder([&] {
       std::vector<Descriptor> held;
       const auto until = Clock::now() + std::chrono::milliseconds(900);
-      while (Clock::now() < until && came == 0) {
-        for (const std::string& name : nameless()) {
+      while (Clock::now() < until && connected == 0) {
+        for (const std::string& name : abstract_sockets()) {
           if (before.contains(name)) continue;
           for (int k = 0; k < 2; ++k) {
-            Descriptor visitor = connect_to(name);
-            if (!visitor.valid()) continue;
-            ++came;
-            if (k == 1) static_cast<void>(::send(visitor.get(), "let me in, I say", 16, MSG_NOSIGNAL));
-            held.push_back(std::move(visitor));
+            Descriptor connection = connect_to(name);
+            if (!connection.valid()) continue;
+            ++connected;
+            if (k == 1) static_cast<void>(::send(connection.get(), "0123456789abcdef", 16, MSG_NOSIGNAL));
+            held.push_back(std::move(connection));
           }
         }
         ::usleep(5'000);
@@ -160,11 +160,11 @@ TEST(Descriptors, StrangersHoldNobodyUp) {
       ::usleep(2'000'000);  // held open
     });
     const std::uint64_t refused = refusals().count;
-    const std::string result = hand_and_read(**c, directory);
+    const std::string result = exchange_and_read(**c, directory);
     const std::uint64_t counted = refusals().count - refused;
-    stranger.join();
-    if (came == 0) return "no stranger found the socket";
-    if (counted == 0) return "nobody was refused";
+    intruder.join();
+    if (connected == 0) return "no connection reached the socket";
+    if (counted == 0) return "no connection was refused";
     return result;
   });
   testing::expect_all_well(outcomes);

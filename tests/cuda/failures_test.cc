@@ -1,5 +1,5 @@
-// What goes wrong on streams: ranks that die, come late, ask for something else, or whose CUDA refuses. Nothing hangs, streams
-// go on, and the error names who is to blame.
+// Failures on streams: dead, late and mismatched ranks, and failing CUDA calls. Nothing hangs, streams continue, and the error
+// names the rank that caused it.
 #include <gtest/gtest.h>
 
 #include <signal.h>
@@ -28,8 +28,8 @@ using testing::StreamCase;
 using testing::StreamRank;
 using Clock = std::chrono::steady_clock;
 
-/// Calls of all kinds in turns, about `count` int32 each, on fresh memory until one fails; its status. Memory is left: the
-/// stream may still use it.
+/// Makes calls of all kinds in turn, of about `count` int32 each, until one fails; returns its status. The memory is not freed,
+/// since the stream may still use it.
 Status until_failure(StreamRank& rank, std::size_t count, int most) {
   const auto ranks = static_cast<std::size_t>(rank.size());
   const std::size_t share = count / ranks;
@@ -72,8 +72,8 @@ Status until_failure(StreamRank& rank, std::size_t count, int most) {
   return {};
 }
 
-/// The stream must come through what it holds, and later calls fail at once with the same cause.
-std::string aftermath(StreamRank& rank, const Status& cause) {
+/// The stream must finish its work, and later calls fail at once with the same cause.
+std::string check_after_failure(StreamRank& rank, const Status& cause) {
   if (Status status = rank.cuda.synchronize(rank.stream); !status.ok()) return status.to_string();
   void* data = *rank.cuda.allocate(400);
   const auto start = Clock::now();
@@ -86,7 +86,7 @@ std::string aftermath(StreamRank& rank, const Status& cause) {
 }
 
 /// A rank dies between two calls, or in the middle of one, on every route.
-TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
+TEST(StreamFailures, DeadRankIsNamedAndStreamsContinue) {
   for (const int route : {0, 1, 2, 3}) {
     for (const std::size_t count : {std::size_t{100}, std::size_t{100000}}) {
       SCOPED_TRACE(fmt::format("route {}, {} elements", route, count));
@@ -112,14 +112,15 @@ TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
             const Status status = until_failure(rank, count, 100000);
             if (status.ok()) return "no call has failed";
             if (seconds_since(start) > 10) return fmt::format("it took {} s", seconds_since(start));
-            const bool blames = status.message().find("rank 2") != std::string::npos || status.code() == StatusCode::aborted;
-            if (!blames) return "not blamed on rank 2: " + status.to_string();
+            const bool names_cause =
+                status.message().find("rank 2") != std::string::npos || status.code() == StatusCode::aborted;
+            if (!names_cause) return "the error does not name rank 2: " + status.to_string();
             const Status closed = rank.group.status();
             for (int i = 0; i < 300 && rank.group.status().ok(); ++i)
               std::this_thread::sleep_for(std::chrono::milliseconds(10));
             if (rank.group.status().message().find("rank 2") == std::string::npos)
               return "the cause does not name rank 2: " + rank.group.status().to_string();
-            return aftermath(rank, status);
+            return check_after_failure(rank, status);
           },
           &outcomes);
       testing::expect_all_well(outcomes, {}, {2});
@@ -127,7 +128,7 @@ TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
   }
 }
 
-TEST(StreamFailures, ADeadlineNamesWhoHasNotCome) {
+TEST(StreamFailures, DeadlineNamesLateRank) {
   for (const bool fused : {false, true}) {
     StreamCase c;
     c.ranks = 3;
@@ -138,10 +139,10 @@ TEST(StreamFailures, ADeadlineNamesWhoHasNotCome) {
       auto good = rank.group.all_reduce(data, data, 10000, DataType::int32, ReduceOp::sum, rank.stream);
       if (!good.ok() || !good->wait().ok()) return "the first call: " + good.status().to_string();
       if (rank.rank() == 1) {
-        // Nothing is in flight here, so it hears of it at its next call.
+        // Nothing is in flight on this rank, so its next call reports the failure.
         std::this_thread::sleep_for(std::chrono::milliseconds(1500));
         auto late = rank.group.all_reduce(data, data, 10000, DataType::int32, ReduceOp::sum, rank.stream);
-        if (late.ok()) return "the late rank has not heard of it";
+        if (late.ok()) return "the call of the late rank succeeded";
         return testing::mentions(late.status().message(), "rank 1", "call 0") ? "" : late.status().to_string();
       }
       const auto start = Clock::now();
@@ -149,17 +150,17 @@ TEST(StreamFailures, ADeadlineNamesWhoHasNotCome) {
           rank.group.all_reduce(data, data, 10000, DataType::int32, ReduceOp::sum, rank.stream, std::chrono::milliseconds(400));
       if (!work.ok()) return work.status().to_string();
       const Status status = work->wait();
-      if (status.ok()) return "a call without rank 1 went well";
+      if (status.ok()) return "a call without rank 1 succeeded";
       if (seconds_since(start) > 5) return fmt::format("it took {} s", seconds_since(start));
       for (int i = 0; i < 300 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       if (!testing::mentions(rank.group.status().message(), "rank 1", "call 0"))
-        return "it does not say who is late: " + rank.group.status().to_string();
-      return aftermath(rank, status);
+        return "the error does not name the late rank: " + rank.group.status().to_string();
+      return check_after_failure(rank, status);
     });
   }
 }
 
-TEST(StreamFailures, DifferentCallsAreAMismatchAndNoHang) {
+TEST(StreamFailures, DifferentCallsAreAMismatch) {
   StreamCase c;
   c.ranks = 2;
   expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
@@ -174,7 +175,7 @@ TEST(StreamFailures, DifferentCallsAreAMismatchAndNoHang) {
     if (rank.group.status().code() != StatusCode::mismatch || text.find("1000") == std::string::npos ||
         text.find("999") == std::string::npos)
       return "the cause: " + rank.group.status().to_string();
-    return status.ok() ? "two different calls went well" : aftermath(rank, rank.group.status());
+    return status.ok() ? "two different calls succeeded" : check_after_failure(rank, rank.group.status());
   });
 }
 
@@ -189,18 +190,17 @@ TEST(StreamFailures, AbortEndsCallsInFlightEverywhere) {
     } else {
       auto work = rank.group.all_reduce(data, data, 1000, DataType::int32, ReduceOp::sum, rank.stream);
       const Status status = work.ok() ? work->wait() : work.status();
-      if (status.ok()) return "it went well without rank 0";
+      if (status.ok()) return "a call without rank 0 succeeded";
     }
     for (int i = 0; i < 300 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     const Status cause = rank.group.status();
     if (cause.message().find("enough") == std::string::npos) return "the reason is lost: " + cause.to_string();
-    return aftermath(rank, cause);
+    return check_after_failure(rank, cause);
   });
 }
 
-/// What closes the communicator that the streams were made of closes them, too: at once, also where the ranks wait in streams
-/// and make no call.
-TEST(StreamFailures, TheCommunicatorTakesItsStreamsAlong) {
+/// Closing the communicator closes its stream communicators at once, also while ranks wait in streams and make no call.
+TEST(StreamFailures, CommunicatorClosesItsStreams) {
   for (const bool through_host : {false, true}) {
     SCOPED_TRACE(through_host ? "through the host" : "by peers");
     StreamCase c;
@@ -213,23 +213,23 @@ TEST(StreamFailures, TheCommunicatorTakesItsStreamsAlong) {
       if (rank.rank() == 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         rank.host.abort("enough");
-        if (rank.group.status().ok()) return "its own streams have not heard of it";
+        if (rank.group.status().ok()) return "the rank's own streams are not closed";
       } else {
         auto work = rank.group.all_reduce(data, data, 1000, DataType::int32, ReduceOp::sum, rank.stream);
         const Status status = work.ok() ? work->wait() : work.status();
-        if (status.ok()) return "it went well without rank 0";
-        if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
+        if (status.ok()) return "a call without rank 0 succeeded";
+        if (status.code() == StatusCode::timeout) return "ended by the deadline only: " + status.to_string();
       }
       if (seconds_since(start) > 10) return fmt::format("it took {} s", seconds_since(start));
       const Status cause = rank.group.status();
       if (!testing::mentions(cause.message(), "rank 0", "enough")) return "the reason is lost: " + cause.to_string();
-      return aftermath(rank, cause);
+      return check_after_failure(rank, cause);
     });
   }
 }
 
-/// Two ranks that meet in `directory`; from its `after`th on the calls of CUDA named `call` fail on the second.
-std::string with_refusals(int rank, const std::string& directory, const char* call, int after, bool through_host) {
+/// Runs one of two ranks. On rank 1, CUDA calls named `call` fail after `after` successful ones.
+std::string run_with_refusals(int rank, const std::string& directory, const char* call, int after, bool through_host) {
   CommunicatorOptions options;
   options.timeout = std::chrono::seconds(20);
   auto host = testing::join(directory, rank, 2, options);
@@ -257,16 +257,16 @@ std::string with_refusals(int rank, const std::string& directory, const char* ca
                 : i == 2 ? streams->all_to_all_v(in, counts, out, counts, DataType::int32, *stream)
                          : streams->all_reduce(in, in, 100000, DataType::int32, ReduceOp::sum, *stream);
     const Status status = work.ok() ? work->wait() : work.status();
-    if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
-    if (!status.ok()) streams->abort("the test has seen what it wanted");  // where a call was refused before it began
+    if (status.code() == StatusCode::timeout) return "ended by the deadline only: " + status.to_string();
+    if (!status.ok()) streams->abort("the test has seen the failure");  // for calls that were refused before they began
     if (!status.ok()) break;
   }
   return "";
 }
 
-/// Each call of CUDA fails once, at set-up or later: an error on every rank, or another route; never a hang. Where a call may
-/// still be in a stream, its group waits for seconds at its end: so four jobs run at once.
-TEST(StreamFailures, EveryCallOfCudaMayFail) {
+/// Each CUDA call fails once, at set-up or later: an error on every rank, or another route; never a hang. A group waits for
+/// seconds at its end if a call may still be in a stream, so four jobs run at once.
+TEST(StreamFailures, AnyCudaCallMayFail) {
   for (const char* call :
        {"allocate", "allocate_pinned", "pin", "export_memory", "import_memory", "create_event", "record", "flags", "copy",
         "copy_segments", "fold", "call_host", "is_capturing", "describe_pointer", "synchronize", "load_kernels"}) {
@@ -277,16 +277,16 @@ TEST(StreamFailures, EveryCallOfCudaMayFail) {
           const int job = rank / 2;
           const std::string own = fmt::format("{}/{}", directory, job);
           std::filesystem::create_directories(own);
-          return with_refusals(rank % 2, own, call, job % 2 == 0 ? 0 : 2, job >= 2);
+          return run_with_refusals(rank % 2, own, call, job % 2 == 0 ? 0 : 2, job >= 2);
         },
         60);
-    EXPECT_LT(seconds_since(start), 10) << call << ": only a deadline can have ended it";
+    EXPECT_LT(seconds_since(start), 10) << call << ": ended by a deadline";
     testing::expect_all_well(outcomes, fmt::format("{}, of ranks 0, 1 and 4, 5 after 0 calls, 2 to 3 and 6, 7 after 2", call));
   }
 }
 
-/// What a stream holds up for longer than the group waits for it at its end comes to memory that is there, and goes on.
-TEST(StreamFailures, AStreamThatIsStuckOutlivesItsGroup) {
+/// Work that is stuck in a stream for longer than the group waits at its end still finds its memory, and completes.
+TEST(StreamFailures, StuckStreamOutlivesItsGroup) {
   const auto outcomes = testing::run_ranks(
       4,
       [](int rank, int ranks, const std::string& directory) -> std::string {
@@ -311,19 +311,19 @@ TEST(StreamFailures, AStreamThatIsStuckOutlivesItsGroup) {
         if (!work.ok()) return work.status().to_string();
         const auto start = Clock::now();
         streams.reset();
-        if (work->status().code() != StatusCode::timeout) return "not its deadline has ended it: " + work->status().to_string();
-        if (seconds_since(start) > 20) return fmt::format("the group has waited for {} s", seconds_since(start));
+        if (work->status().code() != StatusCode::timeout) return "not ended by its deadline: " + work->status().to_string();
+        if (seconds_since(start) > 20) return fmt::format("the group waited for {} s", seconds_since(start));
         work = Status(StatusCode::internal, "the handle is gone");
-        (*host)->abort("it has no streams any more");
+        (*host)->abort("its streams have ended");
         open = true;
         if (Status through = cuda.synchronize(*stream); !through.ok()) return through.to_string();
-        return cuda.complaints(false);
+        return cuda.errors(false);
       },
       60);
   testing::expect_all_well(outcomes);
 }
 
-TEST(StreamFailures, CapturesAreRefusedAndLeaveNothingBehind) {
+TEST(StreamFailures, RefusedCapturesLeaveNoState) {
   StreamCase c;
   c.ranks = 2;
   expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
@@ -331,14 +331,14 @@ TEST(StreamFailures, CapturesAreRefusedAndLeaveNothingBehind) {
     rank.cuda.set_capturing(true);
     auto refused = rank.group.all_reduce(data, data, 10, DataType::int32, ReduceOp::sum, rank.stream);
     if (refused.ok() || refused.status().code() != StatusCode::unsupported) return "captured: " + refused.status().to_string();
-    if (refused.status().message().find("graph") == std::string::npos) return "it does not say why";
+    if (refused.status().message().find("graph") == std::string::npos) return "the error gives no reason";
     rank.cuda.set_capturing(false);
     auto work = rank.group.all_reduce(data, data, 10, DataType::int32, ReduceOp::sum, rank.stream);
     return work.ok() ? work->wait().message() : work.status().to_string();
   });
 }
 
-TEST(StreamFailures, BadArgumentsAreRefusedAndNothingIsStarted) {
+TEST(StreamFailures, BadArgumentsStartNothing) {
   StreamCase c;
   c.ranks = 2;
   expect_stream_ranks(c, [](StreamRank& rank) -> std::string {

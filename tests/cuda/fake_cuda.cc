@@ -20,9 +20,9 @@ namespace {
 using cuda::FlagOperation;
 
 constexpr std::size_t kPage = 4096;
-/// Threads that a kernel of the fake has: odd, so that nothing is right by accident, and few, as each is a turn of a loop.
+/// Threads of a kernel of the fake: an odd number, so that nothing works by accident, and few, since each is a loop pass.
 constexpr std::size_t kFakeThreads = 37;
-/// A flag is looked at this often: the fake's processor polls as a real one does, but lets others run.
+/// Polling period of a flag: the fake polls as a real device does, but lets other threads run.
 constexpr std::chrono::microseconds kFlagPeriod{40};
 
 struct ExportedHandle {
@@ -45,7 +45,7 @@ struct FakeCuda::FakeStream {
   std::thread thread;
 };
 
-/// Recordings are numbered: an event that is recorded again while somebody waits for it means the recording that he has seen.
+/// Recordings are numbered: a thread that waits while the event is recorded again waits for the earlier recording.
 struct FakeCuda::FakeEvent {
   std::mutex mutex;
   std::condition_variable news;
@@ -83,20 +83,20 @@ FakeCuda::~FakeCuda() {
   for (const auto& [address, memory] : memories_) unmap(memory);
 }
 
-std::string FakeCuda::complaints(bool at_end) {
+std::string FakeCuda::errors(bool at_end) {
   const std::scoped_lock lock(mutex_);
-  std::string text = complaints_;
-  if (at_end && !memories_.empty()) text += fmt::format("{} runs of device memory are left; ", memories_.size());
-  if (at_end && !pinned_.empty()) text += fmt::format("{} runs of pinned memory are left; ", pinned_.size());
-  if (at_end && !events_.empty()) text += fmt::format("{} events are left; ", events_.size());
+  std::string text = errors_;
+  if (at_end && !memories_.empty()) text += fmt::format("{} allocations of device memory are not freed; ", memories_.size());
+  if (at_end && !pinned_.empty()) text += fmt::format("{} allocations of pinned memory are not freed; ", pinned_.size());
+  if (at_end && !events_.empty()) text += fmt::format("{} events are not destroyed; ", events_.size());
   return text;
 }
 
-std::byte* FakeCuda::touch(void* memory) { return real(memory); }
+std::byte* FakeCuda::host_address(void* memory) { return real(memory); }
 
-void FakeCuda::complain(const std::string& what) {
+void FakeCuda::add_error(const std::string& what) {
   const std::scoped_lock lock(mutex_);
-  complaints_ += what + "; ";
+  errors_ += what + "; ";
 }
 
 Status FakeCuda::refuse(const char* call) {
@@ -159,7 +159,7 @@ std::byte* FakeCuda::real(const void* address) const {
     const auto& [start, memory] = *std::prev(above);
     if (wanted - start < memory.bytes) return memory.real + (wanted - start);
   }
-  return static_cast<std::byte*>(const_cast<void*>(address));  // of the host, or freed: then it cannot be touched
+  return static_cast<std::byte*>(const_cast<void*>(address));  // a host address, or freed: then it is not accessible
 }
 
 Result<cuda::PointerDescription> FakeCuda::describe_pointer(const void* pointer) {
@@ -214,8 +214,8 @@ Status FakeCuda::release(void* memory) {
   const std::scoped_lock lock(mutex_);
   const auto found = memories_.find(reinterpret_cast<std::uintptr_t>(memory));
   if (found == memories_.end() || found->second.imported) {
-    complaints_ += "release of what was not allocated; ";
-    return {StatusCode::invalid_argument, "release of what was not allocated"};
+    errors_ += "release of memory that was not allocated; ";
+    return {StatusCode::invalid_argument, "release of memory that was not allocated"};
   }
   unmap(found->second);
   memories_.erase(found);
@@ -232,7 +232,7 @@ Result<void*> FakeCuda::allocate_pinned(std::size_t bytes) {
 
 Status FakeCuda::release_pinned(void* memory) {
   const std::scoped_lock lock(mutex_);
-  if (pinned_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) complaints_ += "release of what was not pinned; ";
+  if (pinned_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) errors_ += "release of memory that was not pinned; ";
   std::free(memory);
   return {};
 }
@@ -246,7 +246,7 @@ Status FakeCuda::pin(void* memory, std::size_t bytes) {
 
 Status FakeCuda::unpin(void* memory) {
   const std::scoped_lock lock(mutex_);
-  if (pinned_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) complaints_ += "unpin of what was not pinned; ";
+  if (pinned_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) errors_ += "unpin of memory that was not pinned; ";
   return {};
 }
 
@@ -255,7 +255,8 @@ Result<cuda::MemoryHandle> FakeCuda::export_memory(void* base) {
   if (!options_.exports_memory) return Status(StatusCode::unsupported, "the fake does not export memory");
   const std::scoped_lock lock(mutex_);
   const auto found = memories_.find(reinterpret_cast<std::uintptr_t>(base));
-  if (found == memories_.end()) return Status(StatusCode::invalid_argument, "export of what is no base of an allocation");
+  if (found == memories_.end())
+    return Status(StatusCode::invalid_argument, "export of an address that is not the base of an allocation");
   const Memory& memory = found->second;
   cuda::MemoryHandle handle;
   handle.size = memory.wanted_bytes;
@@ -289,7 +290,7 @@ Status FakeCuda::forget_memory(void* imported) {
   const std::scoped_lock lock(mutex_);
   const auto found = memories_.find(reinterpret_cast<std::uintptr_t>(imported));
   if (found == memories_.end() || !found->second.imported) {
-    complaints_ += "forgetting what was not imported; ";
+    errors_ += "forget of memory that was not imported; ";
     return {};
   }
   unmap(found->second);
@@ -389,7 +390,7 @@ Result<cuda::Event> FakeCuda::create_event() {
 
 Status FakeCuda::destroy_event(cuda::Event event) {
   const std::scoped_lock lock(mutex_);
-  if (events_.erase(static_cast<FakeEvent*>(event)) == 0) complaints_ += "destroying no event; ";
+  if (events_.erase(static_cast<FakeEvent*>(event)) == 0) errors_ += "destroy of an unknown event; ";
   delete static_cast<FakeEvent*>(event);
   return {};
 }
@@ -445,7 +446,7 @@ Status FakeCuda::flags(cuda::Stream stream, std::span<const FlagOperation> opera
       const auto address = reinterpret_cast<std::uintptr_t>(each.flag);
       auto above = pinned_.upper_bound(address);
       if (above == pinned_.begin() || address - std::prev(above)->first >= std::prev(above)->second)
-        complaints_ += "a flag is not in pinned memory; ";
+        errors_ += "a flag is not in pinned memory; ";
     }
   }
   return enqueue(stream, [this, all = std::vector<FlagOperation>(operations.begin(), operations.end())] {

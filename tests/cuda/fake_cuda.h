@@ -1,6 +1,6 @@
-// A fake CUDA of host threads: every stream is a thread, "device" memory is memory that only these threads can touch, kernels
-// are run by the code that the device runs (kernels/host_run.h). It delays what streams do by a seed, shares memory between
-// processes as CUDA IPC does, refuses what it is told to refuse, and checks how it is used.
+// A fake CUDA of host threads: every stream is a thread, only these threads can access "device" memory, and kernels run the
+// same code as on the device (kernels/host_run.h). It delays the work of streams by a seed, shares memory between processes as
+// CUDA IPC does, fails chosen calls, and checks how it is used.
 #pragma once
 
 #include <atomic>
@@ -22,32 +22,32 @@ namespace shoal::testing {
 
 struct FakeCudaOptions {
   std::uint64_t seed = 1;
-  int longest_delay_us = 0;    ///< before what a stream does; 0: none
-  int device = 0;              ///< of this process
-  bool own_device = false;     ///< each process has a GPU of its own: another identity
-  bool exports_memory = true;  ///< false: as where memory cannot be given to other processes
-  bool reads_peers = true;     ///< false: as where there is no peer access
-  bool capturing = false;      ///< streams say that they are being captured
-  bool mps = false;            ///< a server runs the kernels of all processes side by side
-  int mps_of_rank = -1;        ///< of this rank's only (StreamCase)
+  int longest_delay_us = 0;    ///< before each work item of a stream; 0: none
+  int device = 0;              ///< device number of this process
+  bool own_device = false;     ///< each process has its own GPU, with its own identity
+  bool exports_memory = true;  ///< false: memory cannot be shared with other processes
+  bool reads_peers = true;     ///< false: no peer access
+  bool capturing = false;      ///< streams report that they are being captured
+  bool mps = false;            ///< an MPS server runs the kernels of all processes side by side
+  int mps_of_rank = -1;        ///< only this rank has the MPS server (StreamCase)
   std::string refused_call;    ///< the name of a method that fails ...
-  int refused_after = 0;       ///< ... after so many calls of it that went well
+  int refused_after = 0;       ///< ... after this many successful calls
 };
 
-/// Thread rule: as CudaApi. Made after fork() by the process that uses it.
+/// Thread rule: as CudaApi. Created after fork(), by the process that uses it.
 class FakeCuda final : public cuda::CudaApi {
  public:
   explicit FakeCuda(FakeCudaOptions options);
   ~FakeCuda() override;
 
-  /// What was done wrong with it; empty: nothing. Counts what is still allocated, too, where `at_end`.
-  std::string complaints(bool at_end);
-  /// Address of the host of device memory, for tests that fill and read it. Only while no stream uses it.
-  std::byte* touch(void* memory);
-  /// A buffer of `pieces` allocations of `piece_bytes` (whole pages) in a row, as cuMemMap makes them: each can be given to
-  /// other processes as a descriptor only. Ends with the fake.
+  /// Errors of its user; empty: none. With `at_end`, also what is still allocated.
+  std::string errors(bool at_end);
+  /// Host address of device memory, for tests that fill and read it. Only while no stream uses the memory.
+  std::byte* host_address(void* memory);
+  /// A buffer of `pieces` adjacent allocations of `piece_bytes` (whole pages), as cuMemMap makes them: each can be shared with
+  /// other processes as a descriptor only. Lives as long as the fake.
   void* allocate_mapped(std::size_t piece_bytes, std::size_t pieces);
-  [[nodiscard]] int imports() const;  ///< mappings of others' memory that are there now
+  [[nodiscard]] int imports() const;  ///< current mappings of memory of other processes
   [[nodiscard]] int kernels_run() const { return kernels_run_; }
   [[nodiscard]] int bytes_copied_to_host() const { return copied_to_host_; }
   void set_capturing(bool capturing) { options_.capturing = capturing; }
@@ -87,7 +87,7 @@ class FakeCuda final : public cuda::CudaApi {
   Status launch(const kernels::FusedParameters& parameters, cuda::Stream stream) override;
 
  private:
-  /// A run of memory: what the library sees cannot be touched, what streams use lies elsewhere.
+  /// An allocation: the address that the library sees is not accessible; streams use `real`.
   struct Memory {
     std::byte* shown = nullptr;
     std::byte* real = nullptr;
@@ -102,13 +102,13 @@ class FakeCuda final : public cuda::CudaApi {
   struct FakeEvent;
 
   Status refuse(const char* call);
-  /// At `shown` and `real`, where these are reserved already.
+  /// `shown` and `real`: addresses that are already reserved, or null.
   Result<void*> map(int descriptor, std::size_t bytes, std::size_t wanted, bool imported, std::byte* shown = nullptr,
                     std::byte* real = nullptr);
   void unmap(const Memory& memory);
-  /// Address of the host of `address`, which may be of the host already. Complains of freed memory and ends the process.
+  /// Host address of `address`, which may be a host address already. An access to freed memory ends the process.
   [[nodiscard]] std::byte* real(const void* address) const;
-  void complain(const std::string& what);
+  void add_error(const std::string& what);
   Status enqueue(cuda::Stream stream, std::function<void()> work);
   FakeStream* find(cuda::Stream stream);
   void delay(FakeStream& stream);
@@ -121,7 +121,7 @@ class FakeCuda final : public cuda::CudaApi {
   std::map<std::string, int> calls_;
   std::set<std::unique_ptr<FakeStream>> streams_;
   std::set<FakeEvent*> events_;
-  std::string complaints_;
+  std::string errors_;
   std::uint64_t next_id_ = 1;
   std::unique_ptr<FakeStream> default_stream_;
   std::atomic<bool> stopping_{false};

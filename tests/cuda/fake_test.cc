@@ -1,4 +1,4 @@
-// The fake itself: that it is asynchronous, keeps the host away from device memory, and complains.
+// The fake is asynchronous, denies the host access to device memory, and records errors of its user.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,21 +17,21 @@ namespace {
 using cuda::FlagOperation;
 using testing::FakeCuda;
 
-TEST(FakeCuda, DeviceMemoryIsNotTheHosts) {
+TEST(FakeCuda, HostCannotAccessDeviceMemory) {
   FakeCuda cuda({});
   auto* memory = static_cast<volatile char*>(*cuda.allocate(100));
   EXPECT_DEATH(static_cast<void>(memory[0] + 1), "");
-  std::memset(cuda.touch(const_cast<char*>(memory)), 7, 100);
+  std::memset(cuda.host_address(const_cast<char*>(memory)), 7, 100);
   std::vector<char> copy(100);
   ASSERT_TRUE(cuda.copy(copy.data(), const_cast<char*>(memory), 100, nullptr).ok());
   ASSERT_TRUE(cuda.synchronize(nullptr).ok());
   EXPECT_EQ(copy[99], 7);
-  EXPECT_NE(cuda.complaints(true), "");
+  EXPECT_NE(cuda.errors(true), "");
   ASSERT_TRUE(cuda.release(const_cast<char*>(memory)).ok());
-  EXPECT_EQ(cuda.complaints(true), "");
+  EXPECT_EQ(cuda.errors(true), "");
 }
 
-TEST(FakeCuda, IsSummedUpInALine) {
+TEST(FakeCuda, SummaryIsOneLine) {
   testing::FakeCudaOptions options;
   options.mps = true;
   FakeCuda cuda(options);
@@ -56,17 +56,17 @@ TEST(FakeCuda, StreamsWaitForFlagsAndEvents) {
   ASSERT_TRUE(cuda.flags(*second, {&write, 1}).ok());
   ASSERT_TRUE(cuda.wait_host(*event).ok());
   EXPECT_TRUE(*cuda.has_happened(*event));
-  EXPECT_EQ(cuda.complaints(false), "");
+  EXPECT_EQ(cuda.errors(false), "");
   std::uint32_t elsewhere = 0;
   const FlagOperation bad{FlagOperation::Kind::write, &elsewhere, 1};
   ASSERT_TRUE(cuda.flags(*second, {&bad, 1}).ok());
-  EXPECT_NE(cuda.complaints(false), "");
+  EXPECT_NE(cuda.errors(false), "");
   ASSERT_TRUE(cuda.synchronize(*second).ok());
   ASSERT_TRUE(cuda.destroy_event(*event).ok());
   ASSERT_TRUE(cuda.release_pinned(flag).ok());
 }
 
-TEST(FakeCuda, RefusesWhatItIsToldTo) {
+TEST(FakeCuda, RefusesTheChosenCall) {
   testing::FakeCudaOptions options;
   options.refused_call = "allocate";
   options.refused_after = 1;

@@ -1,4 +1,4 @@
-// Messages between two ranks on streams: order, sizes beyond a lane, many at once, what is mismatched.
+// Messages between ranks on streams: order, sizes beyond a staging ring, many at once, mismatches.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,7 +18,7 @@ namespace {
 using testing::Bytes;
 using testing::DeviceBuffer;
 using testing::expect_stream_ranks;
-using testing::given;
+using testing::rank_data;
 using testing::StreamCase;
 using testing::StreamRank;
 using Clock = std::chrono::steady_clock;
@@ -31,10 +31,10 @@ StreamCase delayed(int ranks, std::uint64_t seed) {
   return c;
 }
 
-/// Chunks are of 4 KiB here and a lane has 32: the largest messages go round it several times.
+/// The staging ring of a stream has 32 chunks of 4 KiB here: the largest messages pass through it several times.
 constexpr std::size_t kCounts[] = {0, 1, 1000, 1008, 1009, 40000, 150001};
 
-TEST(StreamMessages, OneSendsTheOtherReceives) {
+TEST(StreamMessages, MessagesOfAllSizesArrive) {
   for (const int nodes : {1, 2}) {
     StreamCase c = delayed(2, 1);
     c.nodes = nodes;
@@ -42,7 +42,7 @@ TEST(StreamMessages, OneSendsTheOtherReceives) {
       int call = 0;
       for (const std::size_t count : kCounts) {
         for (const int sender : {0, 1}) {
-          const Bytes sent = given(sender, call, count, DataType::float32, true);
+          const Bytes sent = rank_data(sender, call, count, DataType::float32, true);
           DeviceBuffer buffer(rank, count * 4 + 4, 4);
           Result<StreamWork> work = Status(StatusCode::internal, "no call");
           if (rank.rank() == sender) {
@@ -58,16 +58,16 @@ TEST(StreamMessages, OneSendsTheOtherReceives) {
           ++call;
         }
       }
-      // The collectives are counted on their own.
-      auto met = rank.group.barrier(rank.stream);
-      if (!met.ok() || met->sequence() != 0) return "the barrier: " + met.status().to_string();
-      return met->wait().message();
+      // Collectives have their own sequence numbers.
+      auto barrier = rank.group.barrier(rank.stream);
+      if (!barrier.ok() || barrier->sequence() != 0) return "the barrier: " + barrier.status().to_string();
+      return barrier->wait().message();
     });
   }
 }
 
-/// Everybody with everybody, several messages for each pair and tag, named in another order on each rank.
-TEST(StreamMessages, ExchangesGoOnTogether) {
+/// All pairs of ranks, several messages for each pair and tag, listed in a different order on each rank.
+TEST(StreamMessages, ExchangesRunConcurrently) {
   for (const std::uint64_t seed : {2, 3}) {
     expect_stream_ranks(delayed(4, seed), [](StreamRank& rank) -> std::string {
       const int ranks = rank.size();
@@ -75,18 +75,18 @@ TEST(StreamMessages, ExchangesGoOnTogether) {
         std::vector<StreamMessage> messages;
         std::vector<std::unique_ptr<DeviceBuffer>> buffers;
         std::vector<Bytes> wanted;
-        // Number `i` from `from` to `to`.
+        // Elements of message `i` from `from` to `to`.
         const auto count_of = [&](int from, int to, int i) {
           return base / 4 + static_cast<std::size_t>(from * 3 + to * 5 + i);
         };
         for (int i = 0; i < 2; ++i) {
           for (int step = 0; step < ranks; ++step) {
-            const int peer = (rank.rank() * (ranks - 1) + step) % ranks;  // to itself, too
+            const int peer = (rank.rank() * (ranks - 1) + step) % ranks;  // including itself
             for (const bool is_send : {rank.rank() % 2 == 0, rank.rank() % 2 != 0}) {
               const int from = is_send ? rank.rank() : peer;
               const int to = is_send ? peer : rank.rank();
               const std::size_t count = count_of(from, to, i);
-              wanted.push_back(given(from * 10 + to, i, count, DataType::int32, true));
+              wanted.push_back(rank_data(from * 10 + to, i, count, DataType::int32, true));
               buffers.push_back(std::make_unique<DeviceBuffer>(rank, count * 4));
               if (is_send) buffers.back()->set(wanted.back());
               messages.push_back({is_send, buffers.back()->get(), count, DataType::int32, peer, 9});
@@ -113,7 +113,7 @@ TEST(StreamMessages, ExchangesMatchSingleCalls) {
     std::vector<std::unique_ptr<DeviceBuffer>> buffers;
     for (int i = 0; i < 4; ++i) {
       buffers.push_back(std::make_unique<DeviceBuffer>(rank, kCount * 4));
-      if (rank.rank() == 0) buffers.back()->set(given(0, i, kCount, DataType::int32, true));
+      if (rank.rank() == 0) buffers.back()->set(rank_data(0, i, kCount, DataType::int32, true));
     }
     if (rank.rank() == 0) {
       // Two of tag 1, in order, around one of tag 2.
@@ -128,7 +128,7 @@ TEST(StreamMessages, ExchangesMatchSingleCalls) {
       auto work = rank.group.recv(buffers[static_cast<std::size_t>(i)]->get(), kCount, DataType::int32, 0, tag, rank.stream);
       if (!work.ok()) return work.status().to_string();
       if (Status status = work->wait(); !status.ok()) return status.to_string();
-      const Bytes sent = given(0, tag == 2 ? 1 : i == 1 ? 0 : 2, kCount, DataType::int32, true);
+      const Bytes sent = rank_data(0, tag == 2 ? 1 : i == 1 ? 0 : 2, kCount, DataType::int32, true);
       if (buffers[static_cast<std::size_t>(i)]->read(kCount * 4) != sent) return fmt::format("message {} is wrong", i);
       ++i;
     }
@@ -136,8 +136,8 @@ TEST(StreamMessages, ExchangesMatchSingleCalls) {
   });
 }
 
-/// Each rank first waits for its neighbour on one stream, then sends on another: neither waits for the other. Messages of one
-/// sender and tag keep their order though they are on different streams.
+/// Each rank first receives from its neighbour on one stream, then sends on another: neither stream waits for the other.
+/// Messages of one sender and tag keep their order across streams.
 TEST(StreamMessages, StreamsDoNotWaitForEachOther) {
   for (const std::uint64_t seed : {5, 6}) {
     expect_stream_ranks(delayed(3, seed), [](StreamRank& rank) -> std::string {
@@ -149,8 +149,8 @@ TEST(StreamMessages, StreamsDoNotWaitForEachOther) {
       DeviceBuffer second_in(rank, kCount * 4);
       DeviceBuffer out(rank, kCount * 4);
       DeviceBuffer second_out(rank, kCount * 4);
-      out.set(given(rank.rank(), 0, kCount, DataType::int32, true));
-      second_out.set(given(rank.rank(), 1, kCount, DataType::int32, true));
+      out.set(rank_data(rank.rank(), 0, kCount, DataType::int32, true));
+      second_out.set(rank_data(rank.rank(), 1, kCount, DataType::int32, true));
       std::vector<Result<StreamWork>> works;
       works.push_back(rank.group.recv(in.get(), kCount, DataType::int32, before, 0, rank.stream));
       works.push_back(rank.group.send(out.get(), kCount, DataType::int32, next, 0, *other));
@@ -162,14 +162,14 @@ TEST(StreamMessages, StreamsDoNotWaitForEachOther) {
         if (!work.ok()) return work.status().to_string();
         if (Status status = work->wait(); !status.ok()) return status.to_string();
       }
-      if (in.read(kCount * 4) != given(before, 0, kCount, DataType::int32, true)) return "the first is wrong";
-      return second_in.read(kCount * 4) == given(before, 1, kCount, DataType::int32, true) ? "" : "the second is wrong";
+      if (in.read(kCount * 4) != rank_data(before, 0, kCount, DataType::int32, true)) return "the first is wrong";
+      return second_in.read(kCount * 4) == rank_data(before, 1, kCount, DataType::int32, true) ? "" : "the second is wrong";
     });
   }
 }
 
-/// More streams than lanes, messages that nobody has received yet, collectives in between.
-TEST(StreamMessages, ManyStreamsAndMessagesThatWait) {
+/// More streams than staging rings, messages without a receiver yet, collectives in between.
+TEST(StreamMessages, ManyStreamsWithUnreceivedMessages) {
   expect_stream_ranks(delayed(2, 7), [](StreamRank& rank) -> std::string {
     constexpr int kStreams = 11;
     constexpr std::size_t kCount = 5000;
@@ -180,7 +180,7 @@ TEST(StreamMessages, ManyStreamsAndMessagesThatWait) {
       const auto stream = rank.cuda.create_stream(false);
       buffers.push_back(std::make_unique<DeviceBuffer>(rank, kCount * 4));
       if (rank.rank() == 0) {
-        buffers.back()->set(given(0, i, kCount, DataType::int32, true));
+        buffers.back()->set(rank_data(0, i, kCount, DataType::int32, true));
         auto work = rank.group.send(buffers.back()->get(), kCount, DataType::int32, 1, i, *stream);
         if (!work.ok()) return work.status().to_string();
         works.push_back(*work);
@@ -192,7 +192,7 @@ TEST(StreamMessages, ManyStreamsAndMessagesThatWait) {
         auto work = rank.group.recv(buffers.back()->get(), kCount, DataType::int32, 0, tag, *stream);
         if (!work.ok()) return work.status().to_string();
         if (Status status = work->wait(); !status.ok()) return status.to_string();
-        if (buffers.back()->read(kCount * 4) != given(0, tag, kCount, DataType::int32, true)) return fmt::format("{}", tag);
+        if (buffers.back()->read(kCount * 4) != rank_data(0, tag, kCount, DataType::int32, true)) return fmt::format("{}", tag);
       }
     }
     for (int i = 0; i < kStreams && rank.rank() == 0; ++i) {
@@ -206,7 +206,7 @@ TEST(StreamMessages, ManyStreamsAndMessagesThatWait) {
   });
 }
 
-/// Another size, where the pieces before the end are alike, or another type: both ranks hear of it, and nothing hangs.
+/// Different sizes, also with equal first pieces, or different types: both ranks get the error, and nothing hangs.
 TEST(StreamMessages, DisagreementIsAMismatch) {
   for (const std::size_t count : {std::size_t{100}, std::size_t{1008}, std::size_t{50000}}) {
     for (const bool other_type : {false, true}) {
@@ -221,7 +221,7 @@ TEST(StreamMessages, DisagreementIsAMismatch) {
                               : rank.group.recv(data, other_type ? count : 2 * count,
                                                 other_type ? DataType::float32 : DataType::int32, 0, 3, rank.stream);
         if (!work.ok()) return work.status().to_string();
-        // Who sends a little may be through with it; it hears of the other rank's refusal in its next call.
+        // The sender of a small message may have finished; its next call reports the refusal of the receiver.
         static_cast<void>(rank.group.barrier(rank.stream));
         for (int i = 0; i < 1000 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
         if (rank.group.status().code() != StatusCode::mismatch) return "the cause: " + rank.group.status().to_string();
@@ -232,7 +232,7 @@ TEST(StreamMessages, DisagreementIsAMismatch) {
   }
 }
 
-TEST(StreamMessages, AMessageThatNobodySendsEndsByItsDeadline) {
+TEST(StreamMessages, UnsentMessageEndsAtItsDeadline) {
   StreamCase c;
   c.ranks = 2;
   expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
@@ -241,16 +241,17 @@ TEST(StreamMessages, AMessageThatNobodySendsEndsByItsDeadline) {
       auto work = rank.group.recv(data, 1000, DataType::int32, 1, 0, rank.stream, std::chrono::milliseconds(300));
       const Status status = work.ok() ? work->wait() : work.status();
       if (status.code() != StatusCode::timeout) return "the receiver: " + status.to_string();
-      if (status.message().find("rank 1") == std::string::npos) return "it does not say from whom: " + status.to_string();
+      if (status.message().find("rank 1") == std::string::npos)
+        return "the error does not name the sender: " + status.to_string();
     }
-    // Nothing is in flight on rank 1, so it hears of it at its next call.
+    // Nothing is in flight on rank 1, so its next call reports the failure.
     for (int i = 0; i < 1000; ++i) {
       auto later = rank.group.send(data, 1000, DataType::int32, 1 - rank.rank(), 5, rank.stream);
       if (!later.ok() && later.status().code() == StatusCode::timeout) return rank.cuda.synchronize(rank.stream).message();
       if (rank.rank() == 0) return "a call after the failure: " + later.status().to_string();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    return "rank 1 has not heard of it";
+    return "rank 1 did not get the error";
   });
 }
 

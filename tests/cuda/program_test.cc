@@ -1,5 +1,4 @@
-// The fused kernels against the Programs that they implement: both are run here for the same ranks and data, and must give the
-// same bits.
+// The fused kernels compared with the Programs that they implement: for the same ranks and data both give the same bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-/// Runs the Programs of all ranks in one thread, a step of each in turn: an Engine without wires.
+/// Runs the Programs of all ranks in one thread, step by step in turn.
 class Interpreter {
  public:
   Interpreter(const Schedule& schedule, const std::vector<Bytes>& inputs) : schedule_(schedule) {
@@ -35,7 +34,7 @@ class Interpreter {
     }
   }
 
-  /// The outputs; nothing where the ranks have come to a stop.
+  /// The outputs; empty after a deadlock.
   std::vector<Bytes> run() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -101,11 +100,11 @@ class Interpreter {
       case StepOp::reduce:
         break;
     }
-    ADD_FAILURE() << "a step that neither one_shot nor direct has";
+    ADD_FAILURE() << "neither one_shot nor direct has this step";
     return false;
   }
 
-  /// Consecutive recv_reduce steps onto one target are one fold in the order of the ranks, as Program says.
+  /// Consecutive recv_reduce steps onto one target are one fold in rank order, as the contract of Program says.
   bool fold_run(int rank) {
     const std::vector<Step>& steps = program(rank).steps;
     std::size_t& next = at(rank).next;
@@ -143,7 +142,7 @@ class Interpreter {
   std::map<std::pair<int, int>, std::deque<Bytes>> wires_;
 };
 
-/// The same by the kernel's code: a thread for each rank, as they wait for each other.
+/// The outputs of the kernel's code: one thread for each rank, since they wait for each other.
 std::vector<Bytes> run_kernel(const Collective& what, std::vector<Bytes> inputs, bool two_shot, bool in_place,
                               std::uint32_t epoch) {
   const int ranks = static_cast<int>(inputs.size());
@@ -182,7 +181,7 @@ std::vector<Bytes> run_kernel(const Collective& what, std::vector<Bytes> inputs,
   return in_place ? inputs : outputs;
 }
 
-TEST(FusedKernels, DoWhatTheirProgramsSay) {
+TEST(FusedKernels, MatchTheirPrograms) {
   std::mt19937_64 random(11);
   int epoch = 0;
   for (const int ranks : {1, 2, 3, 4, 8}) {
@@ -205,7 +204,7 @@ TEST(FusedKernels, DoWhatTheirProgramsSay) {
             const std::vector<Bytes> wanted = Interpreter(*schedule, inputs).run();
             ASSERT_EQ(wanted.size(), inputs.size()) << name << ": the ranks wait for each other";
             ++epoch;
-            const auto start = static_cast<std::uint32_t>(epoch * 2 - 6);  // beyond the end of 32 bits, too
+            const auto start = static_cast<std::uint32_t>(epoch * 2 - 6);  // also wraps beyond 32 bits
             EXPECT_EQ(run_kernel(what, inputs, std::string(name) == "two_shot", epoch % 2 == 0, start), wanted)
                 << name << " of " << to_string(what) << " on " << ranks << " ranks";
           }
@@ -215,8 +214,8 @@ TEST(FusedKernels, DoWhatTheirProgramsSay) {
   }
 }
 
-/// A kernel that waits for a rank that never comes gives up when it is told to.
-TEST(FusedKernels, GiveUpWhenCancelled) {
+/// A kernel that waits for an absent rank stops when it is cancelled.
+TEST(FusedKernels, StopWhenCancelled) {
   std::vector<std::uint32_t> own_flags(kernels::kMaxPeers * kernels::kMaxFusedBlocks);
   std::vector<std::uint32_t> other_flags(own_flags.size());
   Bytes memory(1024);

@@ -1,4 +1,4 @@
-// How messages are cut into pieces: nothing is left out or there twice, and every piece fits its slot.
+// How messages are cut into pieces: every element is in exactly one piece, and every piece fits its slot.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace shoal::cuda {
 namespace {
 
-TEST(Shares, PartsOfACountCoverItEvenly) {
+TEST(Shares, PartsCoverTheCountEvenly) {
   for (const std::size_t element_bytes : {1, 2, 4, 8}) {
     for (const std::size_t count : {0, 1, 3, 15, 16, 17, 100, 4099}) {
       for (const std::size_t pieces : {1, 2, 3, 7, 100}) {
@@ -19,7 +19,7 @@ TEST(Shares, PartsOfACountCoverItEvenly) {
         for (std::size_t i = 0; i < pieces; ++i) {
           const auto [first, last] = part_of(count, element_bytes, i, pieces);
           ASSERT_EQ(first, next) << count << " in " << pieces;
-          ASSERT_TRUE(first == count || first * element_bytes % 16 == 0) << "not at a whole vector";
+          ASSERT_TRUE(first == count || first * element_bytes % 16 == 0) << "not aligned to a vector";
           longest = std::max(longest, last - first);
           next = last;
         }
@@ -31,7 +31,7 @@ TEST(Shares, PartsOfACountCoverItEvenly) {
   }
 }
 
-TEST(Shares, PartsOfCountsWhoseProductsDoNotFit) {
+TEST(Shares, PartsOfHugeCountsDoNotOverflow) {
   const std::size_t count = std::size_t{1} << 60;
   const std::size_t pieces = (std::size_t{1} << 30) + 1;
   EXPECT_EQ(part_of(count, 4, pieces - 1, pieces).second, count);
@@ -94,7 +94,7 @@ TEST(Shares, EveryPieceFitsItsSlot) {
   }
 }
 
-TEST(Shares, WhoGivesAndTakesWhat) {
+TEST(Shares, InputAndOutputPartsMatchTheCollective) {
   const auto sides = [](CollectiveKind kind, int rank) {
     const Collective what{kind, 1, DataType::uint8, ReduceOp::sum, 2};
     return std::pair{given(what, rank), taken(what, rank)};

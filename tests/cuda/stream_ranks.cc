@@ -27,7 +27,7 @@ void expect_stream_ranks(const StreamCase& c, const std::function<std::string(St
         fake.seed = c.cuda.seed * 100 + static_cast<std::uint64_t>(rank);
         fake.mps = fake.mps || c.cuda.mps_of_rank == rank;
         FakeCuda cuda(fake);
-        std::string said;
+        std::string error;
         {
           auto group = cuda::DeviceGroup::create(cuda, **host, c.streams);
           if (!group.ok()) return "stream communicator: " + group.status().to_string();
@@ -35,10 +35,10 @@ void expect_stream_ranks(const StreamCase& c, const std::function<std::string(St
           if (!c.route.empty() && streams->route() != c.route) return "the route is " + streams->route();
           const auto stream = cuda.create_stream(false);
           StreamRank own{**host, cuda, *streams, *stream};
-          said = body(own);
-          if (!said.empty()) return said;
+          error = body(own);
+          if (!error.empty()) return error;
         }
-        return cuda.complaints(false);
+        return cuda.errors(false);
       },
       100);
   if (outcomes != nullptr) {

@@ -1,4 +1,4 @@
-// Ranks for tests of StreamCommunicator: forked processes, each with a fake CUDA of its own.
+// Ranks for tests of StreamCommunicator: forked processes, each with its own fake CUDA.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace shoal::testing {
 
-/// What a rank has in its body.
+/// The objects that the body of a rank uses.
 struct StreamRank {
   Communicator& host;
   FakeCuda& cuda;
@@ -29,17 +29,17 @@ struct StreamRank {
 
 struct StreamCase {
   int ranks = 2;
-  int nodes = 1;  ///< ranks are dealt to them in runs
+  int nodes = 1;  ///< consecutive ranks share a node
   FakeCudaOptions cuda;
   StreamOptions streams{std::size_t{64} << 10, 4, false};
   std::chrono::milliseconds timeout{30000};
-  std::string route;  ///< expected, where not empty
+  std::string route;  ///< expected route; empty: any
 };
 
-/// Gives this process a host name of its own for its node. False where that is not permitted.
+/// Gives this process the host name of its node. False if that is not permitted.
 bool move_to_node(int node);
 
-/// Runs `body` on every rank of `c`; empty is success. `outcomes`: null expects all of them to succeed.
+/// Runs `body` on every rank of `c`; "" is success. With `outcomes` null, expects all ranks to succeed.
 void expect_stream_ranks(const StreamCase& c, const std::function<std::string(StreamRank&)>& body,
                          std::vector<RankOutcome>* outcomes = nullptr);
 
