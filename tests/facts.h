@@ -1,5 +1,4 @@
-// What a message says, not how it says it: its facts (the rank, the call, the setting, the value), in any order, whatever the
-// prose around them. tests/mentions.h has matchers of it.
+// The facts of a message (rank, call, setting, value), in any order and in any prose. tests/mentions.h has matchers for them.
 #pragma once
 
 #include <algorithm>

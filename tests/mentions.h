@@ -1,4 +1,4 @@
-// Matchers of the facts in a message.
+// Matchers for the facts of a message (tests/facts.h).
 #pragma once
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 
 namespace shoal::testing {
 
-/// A text that holds each of `facts`, strings, of which there is at least one.
+/// Matches a text that holds each of `facts`, at least one string.
 MATCHER_P(MentionsAll, facts, (negation ? "does not mention all of " : "mentions ") + ::testing::PrintToString(facts)) {
   const std::string_view text(arg);
   for (const auto& fact : facts) {
@@ -20,7 +20,7 @@ MATCHER_P(MentionsAll, facts, (negation ? "does not mention all of " : "mentions
   return mentions_all(text, facts);
 }
 
-/// The same of facts that are given one by one.
+/// The same with the facts as arguments.
 template <typename... Facts>
 auto Mentions(const Facts&... facts) {  // NOLINT(readability-identifier-naming): named as matchers are
   return MentionsAll(std::vector<std::string>{std::string(facts)...});

@@ -1,1 +1,1 @@
-// Exists so that precompiled.h is compiled once, for a target that every test takes it from.
+// The source of the target from which all tests reuse the compiled precompiled.h.

@@ -1,5 +1,5 @@
-// What nearly every test includes, compiled once. Each file names what it uses all the same: the build with AddressSanitizer
-// goes without this one.
+// Headers of nearly every test, compiled once. Each file still includes what it uses: the build with AddressSanitizer does
+// not use this header.
 #pragma once
 
 #include <gmock/gmock.h>

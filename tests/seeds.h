@@ -1,4 +1,4 @@
-// Which seeds a test of random cases runs: its usual ones, or others on request, one to replay it or many for a long form.
+// The seeds of a random test: its usual ones; or, on request, one seed to replay or many for a long run.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Seeds {
   [[nodiscard]] std::uint64_t end() const { return first + count; }
 };
 
-/// SHOAL_TEST_SEED=n: that one. SHOAL_TEST_SEEDS=n: so many, from `usual.first`; first:n: so many from there.
+/// SHOAL_TEST_SEED=n: seed n. SHOAL_TEST_SEEDS=n: n seeds from `usual.first`; first:n: n seeds from `first`.
 inline Seeds wanted_seeds(Seeds usual) {
   const auto number = [](const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); };
   if (const char* one = std::getenv("SHOAL_TEST_SEED")) return {number(one), 1};

@@ -1,4 +1,4 @@
-// Times in tests.
+// Time limits in tests.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,7 @@
 namespace shoal {
 
 #ifdef SHOAL_SANITIZED
-inline constexpr double kSlack = 5;  ///< factor on bounds of time
+inline constexpr double kSlack = 5;  ///< factor on time limits
 #else
 inline constexpr double kSlack = 1;
 #endif

@@ -93,7 +93,7 @@ Link& Rank::link(int peer) const {
   return **found;
 }
 
-void Rank::meet() { pthread_barrier_wait(&page_.barrier); }
+void Rank::barrier() { pthread_barrier_wait(&page_.barrier); }
 
 void Rank::announce() { page_.announced.store(true); }
 
@@ -176,12 +176,12 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
   EXPECT_LE(address.size(), kMaxAddress);
   rank.page_.address_bytes[rank.rank_] = std::min(address.size(), kMaxAddress);
   std::memcpy(rank.page_.address[rank.rank_], address.data(), rank.page_.address_bytes[rank.rank_]);
-  rank.meet();
+  rank.barrier();
   if (connect) {
     const Status status = rank.connect(Clock::now() + kTimeLimit);
     EXPECT_TRUE(status.ok()) << "rank " << rank.rank_ << ": " << status.to_string();
     if (!status.ok()) std::abort();
-    // Our last message to a rank that still connects may need to be sent again, which only this rank can do.
+    // The last message to a rank that still connects may need a retransmission by this rank.
     ++rank.page_.connected;
     rank.drive_until([&] { return rank.page_.connected.load() == rank.size_; });
   }
@@ -191,10 +191,10 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
 namespace {
 
 /// Runs one rank from start to end, on a thread or in a process of its own.
-void live(const TransportKind& kind, const MakeEnd& make_end, Rank rank, const GroupOptions& options,
-          const std::function<void(Rank&)>& body) {
+void run_rank_to_end(const TransportKind& kind, const MakeEnd& make_end, Rank rank, const GroupOptions& options,
+                     const std::function<void(Rank&)>& body) {
   run_rank(kind, make_end, rank, options.connect, body);
-  if (options.meet_at_end) rank.meet();
+  if (options.barrier_at_end) rank.barrier();
   rank.close();
 }
 
@@ -203,7 +203,7 @@ void run_threads(const TransportKind& kind, int size, SharedPage& page, const Gr
   const MakeEnd make_end = kind.make_group(size);
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] { live(kind, make_end, Rank(r, size, page), options, body); });
+    threads.emplace_back([&, r] { run_rank_to_end(kind, make_end, Rank(r, size, page), options, body); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -220,7 +220,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
       Watchdog::restart_in_child();
       static_cast<void>(shm::Arena::instance());  // one descriptor for the life of the process
       const std::ptrdiff_t before = open_descriptors();
-      live(kind, make_end, Rank(r, size, page), options, body);
+      run_rank_to_end(kind, make_end, Rank(r, size, page), options, body);
       EXPECT_EQ(open_descriptors(), before) << "rank " << r << " left descriptors open";
       std::fflush(nullptr);
       ::_exit(::testing::Test::HasFailure() ? 1 : 0);
@@ -233,7 +233,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
     ASSERT_NE(ended, rank_of.end());
     const int r = ended->second;
     rank_of.erase(ended);
-    // The other ranks would wait for the dead rank in their next meet().
+    // The other ranks would wait for the dead rank in their next barrier().
     for (const auto& [other, rank] : rank_of) {
       if (WIFSIGNALED(state)) ::kill(other, SIGKILL);
     }

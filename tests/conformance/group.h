@@ -31,13 +31,13 @@ class Rank {
   [[nodiscard]] Link& link(int peer) const;
 
   /// Barrier over all ranks of the group; does not use the transport.
-  void meet();
+  void barrier();
   /// Ends await_announcement() on the other ranks, which drive their transport until then. Once in a body.
   void announce();
   void await_announcement();
   /// Drives the transport until `done` returns true, and blocks on wait_fd() where the transport allows that. Each call of
   /// `done` must do all the work that is possible: as for any user of a transport, work left undone causes no wake-up.
-  /// Returns false, with a test failure, after a time limit that no machine needs: a tile was lost, or a wake-up was missed.
+  /// Returns false, with a test failure, after a generous time limit: a tile was lost, or a wake-up was missed.
   bool until(const std::function<bool()>& done) { return wait(done, false); }
   /// As until(), for conditions in shared windows: calls `done` once more between prepare_wait() and blocking, as users of
   /// windows must.
@@ -51,14 +51,14 @@ class Rank {
   Status connect(ConnectDeadline time_limit);
   /// Destroys links and transport.
   void close();
-  /// Ends this process at once, as a crash would. Only where ranks are processes. The other ranks must not call meet()
+  /// Ends this process at once, as a crash would. Only where ranks are processes. The other ranks must not call barrier()
   /// afterwards.
   [[noreturn]] void die();
 
  private:
   friend void run_rank(const TransportKind&, const MakeEnd&, Rank&, bool, const std::function<void(Rank&)>&);
   bool wait(const std::function<bool()>& done, bool look_before_blocking);
-  /// For what other ranks do outside the transport, which wakes nobody up: polls.
+  /// Polls for an action of other ranks outside the transport, which causes no wake-up.
   void drive_until(const std::function<bool()>& done);
 
   int rank_;
@@ -69,8 +69,8 @@ class Rank {
 };
 
 struct GroupOptions {
-  bool connect = true;      ///< connect before the body
-  bool meet_at_end = true;  ///< all ranks meet() before any of them closes
+  bool connect = true;         ///< connect before the body
+  bool barrier_at_end = true;  ///< all ranks call barrier() before any of them closes
 };
 
 /// Runs `body` on `size` ranks; returns when all have ended. Failures of any rank fail the current test. Checks that no

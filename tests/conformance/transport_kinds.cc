@@ -68,15 +68,15 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption, bool packing = fal
 /// kinds and each tile costs several system calls. `probe` returns why the library cannot be used. It is not called under
 /// ThreadSanitizer, which does not see how the threads of such a library synchronize.
 template <class Probe>
-TransportKind through_a_library(TransportKind kind, const Probe& probe) {
+TransportKind over_library(TransportKind kind, const Probe& probe) {
   kind.sizes = {3};
   kind.slowness = 10;
 #ifdef SHOAL_TSAN
   kind.unavailable = "the library below is not built for the sanitizer";
   static_cast<void>(probe);
 #elif defined(SHOAL_ASAN)
-  const bool asked = std::getenv("SHOAL_TEST_LIBRARIES") != nullptr;
-  kind.unavailable = asked ? probe() : "it takes too long with the sanitizer: set SHOAL_TEST_LIBRARIES=1, as tests/long does";
+  const bool wanted = std::getenv("SHOAL_TEST_LIBRARIES") != nullptr;
+  kind.unavailable = wanted ? probe() : "it takes too long with the sanitizer: set SHOAL_TEST_LIBRARIES=1, as tests/long does";
 #else
   kind.unavailable = probe();
 #endif
@@ -122,11 +122,11 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
     // Also loads libfabric, which keeps descriptors for the life of the process.
     static const auto providers = ofi_providers();
     if (!providers.ok()) return providers.status().message();
-    const bool there =
+    const bool present =
         std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; });
-    return there ? "" : fmt::format("libfabric has no provider {} here", provider);
+    return present ? "" : fmt::format("libfabric has no provider {} here", provider);
   };
-  return through_a_library({label, "ofi", processes, false, false, lent, make_group}, probe);
+  return over_library({label, "ofi", processes, false, false, lent, make_group}, probe);
 }
 
 /// `wires`: the UCX transports (UCX_TLS) that the ranks may use, for processes only; empty: UCX chooses.
@@ -157,7 +157,7 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
     static const auto version = ucx_version();
     return version.ok() ? std::string() : version.status().message();
   };
-  return through_a_library({label, "ucx", processes, false, false, false, make_group}, probe);
+  return over_library({label, "ucx", processes, false, false, false, make_group}, probe);
 }
 
 }  // namespace

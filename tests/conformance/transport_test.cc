@@ -1,4 +1,4 @@
-// The contract of transport.h, sentence by sentence, for every transport.
+// The contract of transport.h for every transport; each test is one of its sentences.
 #include "transports/transport.h"
 
 #include <gtest/gtest.h>
@@ -33,8 +33,8 @@ constexpr int kTilesUnderLoad = 10'000;
 
 /// Tiles for each rank in the tests under load. tests/long sets more.
 int tiles_under_load() {
-  static const char* const asked = std::getenv("SHOAL_CONFORMANCE_TILES");
-  return asked == nullptr ? kTilesUnderLoad : std::atoi(asked);
+  static const char* const wanted = std::getenv("SHOAL_CONFORMANCE_TILES");
+  return wanted == nullptr ? kTilesUnderLoad : std::atoi(wanted);
 }
 
 std::uint64_t mix(std::uint64_t value) {
@@ -126,7 +126,7 @@ class SendBuffers {
 
   /// Starts sending; false where the link or the buffers have no room.
   bool try_send(const Tile& tile) {
-    scribble();
+    overwrite_freed();
     if (accepted_ - freed_ == memory_.size()) return false;
     Payload& buffer = memory_[accepted_ % memory_.size()];
     tile.fill(buffer.data());
@@ -139,12 +139,12 @@ class SendBuffers {
   }
   /// Whether all memory is free again.
   bool done() {
-    scribble();
+    overwrite_freed();
     return freed_ == accepted_;
   }
 
  private:
-  void scribble() {
+  void overwrite_freed() {
     const std::uint64_t sent = link_.sent_tiles();
     EXPECT_LE(sent, accepted_);
     EXPECT_GE(sent, freed_) << "sent_tiles() went backwards";
@@ -167,8 +167,8 @@ Payload bytes_of(const Tile& tile) {
   return result;
 }
 
-/// Does nothing for 0 .. 200 us, by spinning or by sleeping, so that ranks reach each other in every stage of going to sleep.
-void dawdle(std::mt19937& random) {
+/// Spins or sleeps for 0 .. 200 us, so that tiles reach a rank at every stage of going to sleep.
+void pause_randomly(std::mt19937& random) {
   const unsigned draw = random() % 8;
   if (draw < 3) return;
   const auto pause = std::chrono::microseconds(random() % (draw == 7 ? 200 : 20));
@@ -217,7 +217,7 @@ TEST_P(TransportConformance, LinksLeadToEveryPeer) {
       EXPECT_EQ(link.peek(), nullptr);
       EXPECT_EQ(link.sent_tiles(), 0U);
     }
-    rank.meet();
+    rank.barrier();
     const std::uint64_t own = rank.link(rank.peers()[0]).max_tile_bytes();
     std::memcpy(largest.data(), &own, sizeof(own));
     for (const int peer : rank.peers()) {
@@ -241,7 +241,7 @@ TEST_P(TransportConformance, LinksLeadToEveryPeer) {
   });
 }
 
-TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
+TEST_P(TransportConformance, TilesOfCriticalSizesArriveUnchanged) {
   run([](Rank& rank) {
     const std::size_t max = rank.link(rank.peers()[0]).max_tile_bytes();
     std::vector<std::size_t> sizes{0,   1,   7,   8,    31,   32,   33,      40,  63, 64,  65, 96,
@@ -269,13 +269,13 @@ TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
       }
       return done;
     }));
-    rank.meet();
+    rank.barrier();
     for (int i = 0; i < 100; ++i) rank.transport().progress();
     for (const int peer : rank.peers()) EXPECT_EQ(rank.link(peer).peek(), nullptr) << "a tile arrived twice";
   });
 }
 
-TEST_P(TransportConformance, RandomTrafficBetweenAllPairsAtOnceKeepsOrderAndBytes) {
+TEST_P(TransportConformance, AllPairsTrafficKeepsOrderAndBytes) {
   const int tiles = tiles_under_load() / kind().slowness / (size() - 1);
   run([tiles](Rank& rank) {
     const std::vector<int> peers = rank.peers();
@@ -314,14 +314,14 @@ TEST_P(TransportConformance, TwoLargestTilesFitWithoutTheReceiver) {
         for (std::uint32_t i = 0; i < 2; ++i) {
           const Tile tile(0, peer, i, link.max_tile_bytes());
           alive.push_back(bytes_of(tile));
-          bool taken = link.try_send(tile.header(), alive.back());
-          for (int again = 0; !taken && kind().refuses && again < 100; ++again)
-            taken = link.try_send(tile.header(), alive.back());
-          EXPECT_TRUE(taken) << "tile " << i;
+          bool accepted = link.try_send(tile.header(), alive.back());
+          for (int again = 0; !accepted && kind().refuses && again < 100; ++again)
+            accepted = link.try_send(tile.header(), alive.back());
+          EXPECT_TRUE(accepted) << "tile " << i;
         }
       }
     }
-    rank.meet();
+    rank.barrier();
     if (rank.rank() != 0) {
       for (std::uint32_t i = 0; i < 2; ++i) {
         const Arrival* arrival = rank.receive(0);
@@ -340,7 +340,7 @@ TEST_P(TransportConformance, TwoLargestTilesFitWithoutTheReceiver) {
   });
 }
 
-TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
+TEST_P(TransportConformance, FullLinkResumesAfterRelease) {
   run([](Rank& rank) {
     const int last = rank.size() - 1;
     if (rank.rank() == 0) {
@@ -348,29 +348,29 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
       // All tiles carry the same payload, which stays unchanged to the end: the link may hold many tiles before it is full.
       const Tile tile(0, last, 0, link.max_tile_bytes());
       const Payload data = bytes_of(tile);
-      std::uint32_t taken = 0;
-      for (int refused = 0; refused < 1000 && taken < 10'000;) {
+      std::uint32_t accepted = 0;
+      for (int refused = 0; refused < 1000 && accepted < 10'000;) {
         TileHeader header = tile.header();
-        header.sequence = taken;
+        header.sequence = accepted;
         if (link.try_send(header, data)) {
-          ++taken;
+          ++accepted;
           refused = 0;
         } else {
           ++refused;
           rank.transport().progress();
         }
       }
-      EXPECT_GE(taken, 2U);
-      EXPECT_LT(taken, 10'000U) << "the link never filled";
+      EXPECT_GE(accepted, 2U);
+      EXPECT_LT(accepted, 10'000U) << "the link never filled";
       TileHeader header = tile.header();
-      header.sequence = taken;
-      rank.meet();  // now the receiver starts
+      header.sequence = accepted;
+      rank.barrier();  // now the receiver starts
       ASSERT_TRUE(rank.send(last, header, data));
       header.sequence = ~0U;
       ASSERT_TRUE(rank.send(last, header, data));
-      ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == taken + 2; }));
+      ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == accepted + 2; }));
     } else {
-      rank.meet();
+      rank.barrier();
       if (rank.rank() != last) return;
       const Tile tile(0, last, 0, rank.link(0).max_tile_bytes());
       for (std::uint32_t next = 0;; ++next) {
@@ -388,15 +388,15 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
   });
 }
 
-TEST_P(TransportConformance, WhatASenderGivesUpOnArrivesAllTheSame) {
+TEST_P(TransportConformance, AbandonedLentTilesArrive) {
   if (kind().shared && kind().transport == "shm") GTEST_SKIP() << "peers read the tiles in place";
   run([](Rank& rank) {
     const int last = rank.size() - 1;
-    if (rank.rank() != 0 && rank.rank() != last) return rank.meet();
+    if (rank.rank() != 0 && rank.rank() != last) return rank.barrier();
     Link& link = rank.link(rank.rank() == 0 ? last : 0);
     const auto tile = [&](std::uint32_t i) { return Tile(0, last, i, link.max_tile_bytes()); };
     if (rank.rank() == last) {
-      rank.meet();
+      rank.barrier();
       for (std::uint32_t i = 0;; ++i) {
         const Arrival* arrival = rank.receive(0);
         ASSERT_NE(arrival, nullptr);
@@ -420,13 +420,13 @@ TEST_P(TransportConformance, WhatASenderGivesUpOnArrivesAllTheSame) {
     ASSERT_GE(memory.size(), 2U);
     link.keep_copies();
     for (Payload& data : memory) std::fill(data.begin(), data.end(), std::byte{0xee});
-    rank.meet();  // now the receiver starts
+    rank.barrier();  // now the receiver starts
     ASSERT_TRUE(rank.send(last, {}, {}));
     ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == memory.size() + 1; }));
   });
 }
 
-TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
+TEST_P(TransportConformance, PeekReturnsTheSameTileUntilRelease) {
   run([](Rank& rank) {
     const int next = (rank.rank() + 1) % rank.size();
     const int previous = (rank.rank() + rank.size() - 1) % rank.size();
@@ -437,11 +437,11 @@ TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
     const Arrival* arrival = rank.receive(previous);
     ASSERT_NE(arrival, nullptr);
     const std::byte* where = arrival->data.data();
-    // A tile that try_send() has taken may still wait for room, and no thread drives the transport during meet().
+    // A tile that try_send() has accepted may still wait for room, and no thread drives the transport during barrier().
     ASSERT_TRUE(rank.until([&] { return rank.link(next).sent_tiles() >= 1; }));
-    rank.meet();
+    rank.barrier();
     ASSERT_TRUE(rank.send(next, second.header(), data[1]));
-    rank.meet();
+    rank.barrier();
     for (int i = 0; i < 100; ++i) {
       rank.transport().progress();
       const Arrival* again = in.peek();
@@ -459,23 +459,23 @@ TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
   });
 }
 
-TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
+TEST_P(TransportConformance, ProgressReportsWhetherBytesMoved) {
   run([](Rank& rank) {
     // Drives the transport until the traffic of connecting has ended.
     for (int quiet = 0; quiet < 1000; ++quiet) {
       if (rank.transport().progress()) quiet = 0;
     }
-    rank.meet();
+    rank.barrier();
     for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rank.transport().progress()) << "nothing is in flight";
-    rank.meet();
+    rank.barrier();
     const Tile tile(0, 1, 0, 100);
     const Payload data = bytes_of(tile);
     if (rank.rank() == 0) {
       ASSERT_TRUE(rank.send(1, tile.header(), data));
-      rank.meet();
+      rank.barrier();
       ASSERT_TRUE(rank.until([&] { return rank.link(1).sent_tiles() == 1; }));
     } else {
-      rank.meet();
+      rank.barrier();
       if (rank.rank() != 1) return;
       const auto deadline = Clock::now() + std::chrono::seconds(30);
       bool moved = false;
@@ -487,7 +487,7 @@ TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
   });
 }
 
-TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
+TEST_P(TransportConformance, BlockedReceiverIsAlwaysWoken) {
   const int rounds = tiles_under_load() / 33 / std::min(kind().slowness, 3) / size();
   run([rounds](Rank& rank) {
     // A token travels around the ring. All ranks but one sleep, and each rank pauses before it sleeps and before it sends.
@@ -501,11 +501,11 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
       if (rank.rank() == 0) {
         ASSERT_TRUE(rank.send(next, tile.header(), data));
       }
-      dawdle(random);
+      pause_randomly(random);
       const Arrival* arrival = rank.receive(previous);
       ASSERT_NE(arrival, nullptr);
       ASSERT_EQ(arrival->header.sequence, index);
-      dawdle(random);
+      pause_randomly(random);
       rank.link(previous).release();
       if (rank.rank() != 0) {
         ASSERT_TRUE(rank.send(next, tile.header(), data));
@@ -515,7 +515,7 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
   });
 }
 
-TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
+TEST_P(TransportConformance, BlockedSenderIsAlwaysWoken) {
   const auto tiles = static_cast<std::uint32_t>(tiles_under_load() / 16);
   run([tiles](Rank& rank) {
     // Rank 0 receives from all ranks, slowly and in bursts; the other ranks send the largest tiles, so that they block for
@@ -528,7 +528,7 @@ TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
           const Arrival* arrival = rank.receive(peer);
           ASSERT_NE(arrival, nullptr);
           ASSERT_EQ(arrival->header.sequence, i);
-          dawdle(random);
+          pause_randomly(random);
           rank.link(peer).release();
         }
       }
@@ -541,14 +541,14 @@ TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
         TileHeader header = tile.header();
         header.sequence = i;
         ASSERT_TRUE(rank.send(0, header, data));
-        if (random() % 16 == 0) dawdle(random);
+        if (random() % 16 == 0) pause_randomly(random);
       }
       ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == each; }));
     }
   });
 }
 
-TEST_P(TransportConformance, MemoryStaysTheSameUnderLoad) {
+TEST_P(TransportConformance, MemoryUseIsConstantUnderLoad) {
   run([](Rank& rank) {
     const std::size_t before = rank.transport().memory_bytes();
     EXPECT_GE(before, rank.link(rank.peers()[0]).max_tile_bytes());
@@ -580,7 +580,7 @@ bool names_rank(const std::string& message, int rank) {
   return false;
 }
 
-TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
+TEST_P(TransportConformance, MissingPeerIsNamedByTheDeadline) {
   for (const int missing : {size() - 1, 0}) {
     run(
         [missing](Rank& rank) {
@@ -603,7 +603,7 @@ TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
 }
 
 // The caller may learn by other means that the missing peer has died: no connection breaks in that case.
-TEST_P(TransportConformance, WhoHearsThatItWaitsInVainWaitsNoLonger) {
+TEST_P(TransportConformance, ConnectEndsWhenCallerReportsDeadPeer) {
   for (const int missing : {size() - 1, 0}) {
     run(
         [missing](Rank& rank) {
@@ -652,7 +652,7 @@ void send_three_tiles(Rank& rank) {
   }
 }
 
-TEST_P(TransportConformance, TilesOutliveThePeerThatClosed) {
+TEST_P(TransportConformance, TilesOutlivePeerThatClosed) {
   run([](Rank& rank) {
     if (rank.rank() == 0) {
       send_three_tiles(rank);
@@ -678,7 +678,7 @@ TEST_P(TransportConformance, TilesOutliveThePeerThatClosed) {
   });
 }
 
-TEST_P(TransportConformance, TilesOutliveThePeerThatDied) {
+TEST_P(TransportConformance, TilesOutlivePeerThatDied) {
   if (!kind().processes) GTEST_SKIP() << "a thread cannot die alone";
   run(
       [](Rank& rank) {
@@ -691,10 +691,10 @@ TEST_P(TransportConformance, TilesOutliveThePeerThatDied) {
         rank.await_announcement();
         expect_three_tiles_then_failure(rank);
       },
-      {.meet_at_end = false});
+      {.barrier_at_end = false});
 }
 
-TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
+TEST_P(TransportConformance, WindowsAreSharedAndNotifyWakes) {
   const std::uint64_t rounds = static_cast<std::uint64_t>(1000 / kSlowdown);
   run([rounds](Rank& rank) {
     Transport& transport = rank.transport();
@@ -706,72 +706,72 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
       for (const std::byte byte : window) ASSERT_EQ(byte, std::byte{0});
     }
     EXPECT_EQ(!own.empty(), kind().windows);
-    rank.meet();
+    rank.barrier();
     transport.notify_peers();
     if (own.empty()) return;
 
-    // Each rank counts in its own window, and waits for all other ranks before it counts on.
+    // Each rank counts in its own window, and waits for all other ranks before its next count.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 21);
     const auto word = [&](int r) {
       return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data()));
     };
-    std::vector<int> everybody(static_cast<std::size_t>(rank.size()));
-    std::iota(everybody.begin(), everybody.end(), 0);
-    const auto everybody_at = [&](std::uint64_t count) {
+    std::vector<int> all_ranks(static_cast<std::size_t>(rank.size()));
+    std::iota(all_ranks.begin(), all_ranks.end(), 0);
+    const auto all_ranks_at = [&](std::uint64_t count) {
       for (int r = 0; r < rank.size(); ++r) {
         if (word(r).load(std::memory_order_acquire) < count) return false;
       }
       return true;
     };
     for (std::uint64_t i = 1; i <= rounds; ++i) {
-      dawdle(random);
+      pause_randomly(random);
       // The last 8 bytes of the window are written before the count, so peers that see the count must see them.
       std::memcpy(own.data() + own.size() - sizeof(i), &i, sizeof(i));
       word(rank.rank()).store(i, std::memory_order_release);
       if (i % 2 == 0) {
         transport.notify_peers();
       } else {
-        transport.notify(everybody);
+        transport.notify(all_ranks);
       }
-      dawdle(random);
-      ASSERT_TRUE(rank.until_window([&] { return everybody_at(i); }));
-      rank.meet();
+      pause_randomly(random);
+      ASSERT_TRUE(rank.until_window([&] { return all_ranks_at(i); }));
+      rank.barrier();
       for (int r = 0; r < rank.size(); ++r) {
         std::uint64_t value = 0;
         std::memcpy(&value, transport.shared_window(r).data() + own.size() - sizeof(value), sizeof(value));
         ASSERT_EQ(value, i);
       }
-      rank.meet();
+      rank.barrier();
     }
     for (int r = 0; r < rank.size(); ++r) EXPECT_EQ(word(r).load(), rounds);
   });
 }
 
-TEST_P(TransportConformance, NotifyWakesThoseThatItNames) {
+TEST_P(TransportConformance, NotifyWakesTheNamedRanksOnly) {
   run([](Rank& rank) {
     Transport& transport = rank.transport();
     if (!kind().windows) return;
-    rank.meet();
+    rank.barrier();
     const bool sleeps = rank.rank() != 0;
     if (sleeps) {
-      while (!transport.prepare_wait()) {  // traffic left from the start-up
+      while (!transport.prepare_wait()) {  // remaining traffic of connect()
         transport.finish_wait(true);
         transport.progress();
       }
     }
-    rank.meet();
+    rank.barrier();
     if (rank.rank() == 0) transport.notify(std::array{0, 1});
-    rank.meet();
+    rank.barrier();
     if (sleeps) {
       pollfd woken{transport.wait_fd(), POLLIN, 0};
       EXPECT_EQ(::poll(&woken, 1, 0), rank.rank() == 1 ? 1 : 0) << "rank " << rank.rank();
       transport.finish_wait(true);
     }
-    rank.meet();
+    rank.barrier();
   });
 }
 
-TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
+TEST_P(TransportConformance, AllRanksWriteCommonMemory) {
   run([](Rank& rank) {
     const std::span<std::byte> common = rank.transport().common_memory();
     EXPECT_EQ(!common.empty(), kind().windows);
@@ -780,11 +780,11 @@ TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(common.data()) % 64, 0U);
     ASSERT_EQ(common[0], std::byte{0});
     ASSERT_EQ(std::memcmp(common.data(), common.data() + 1, common.size() - 1), 0) << "not all zero";
-    rank.meet();
+    rank.barrier();
     // All ranks add to the last 8 bytes.
     std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(common.data() + common.size() - sizeof(std::uint64_t)));
     for (int i = 0; i < 1000; ++i) word.fetch_add(static_cast<std::uint64_t>(rank.rank()) + 1);
-    rank.meet();
+    rank.barrier();
     EXPECT_EQ(word.load(), 1000U * static_cast<unsigned>(rank.size() * (rank.size() + 1) / 2));
   });
 }
@@ -805,7 +805,7 @@ std::vector<std::tuple<TransportKind, int>> groups() {
   for (const TransportKind& kind : transport_kinds()) {
     for (const int size : kind.sizes) {
 #ifdef SHOAL_SANITIZED
-      if (size == 3 && kind.sizes.size() > 1) continue;  // the smallest and the largest group show what sanitizers look for
+      if (size == 3 && kind.sizes.size() > 1) continue;  // under sanitizers the smallest and the largest group suffice
 #endif
       all.emplace_back(kind, size);
     }

@@ -1,7 +1,8 @@
-// What cost_test.py counts instructions of: cost_paths PATH REPETITIONS [EXTRA_WORK]; cost_paths paths; cost_paths compiler.
+// The paths whose instructions cost_test.py counts: cost_paths PATH REPETITIONS [EXTRA_WORK]; cost_paths paths; cost_paths
+// compiler.
 //
-// Everything that is counted happens below shoal_cost_counted(), by which callgrind switches counting on and off, so neither
-// set-up nor other threads count. No region waits: what it needs has arrived before it starts.
+// callgrind counts only below shoal_cost_counted(), so neither set-up nor other threads count. No region waits: its input has
+// arrived before it starts.
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -59,7 +60,7 @@ class Counter {
  public:
   Counter(int repetitions, int extra_work) : repetitions_(repetitions), extra_work_(extra_work) {}
 
-  /// Counts `body` again and again, after it has run often enough to have all it keeps; `before` prepares each time, uncounted.
+  /// Counts each repetition of `body` after a warm-up that fills its caches; `before` prepares each run and is not counted.
   template <typename Before, typename Body>
   void count(Before before, Body body) const {
     for (int i = 0; i < kWarmUp; ++i) {
@@ -115,7 +116,7 @@ struct Pair {
 
 /// One tile from try_send() to release(), sender and receiver together.
 void count_tile(const Counter& counter, Pair pair) {
-  constexpr std::size_t kBytes = 4096;  // enters a socket's buffer whole
+  constexpr std::size_t kBytes = 4096;  // fits a socket's buffer
   const std::vector<std::byte> data(kBytes, std::byte{7});
   TileHeader header;
   header.size_bytes = kBytes;
@@ -123,12 +124,12 @@ void count_tile(const Counter& counter, Pair pair) {
     for (int i = 0; i < 3; ++i) pair.ends[0]->progress(), pair.ends[1]->progress();
   };
   counter.count(settle, [&] {
-    if (!pair.links[0]->try_send(header, data)) fail("the link takes no tile");
+    if (!pair.links[0]->try_send(header, data)) fail("the link accepts no tile");
     do {
       pair.ends[0]->progress();
       pair.ends[1]->progress();
     } while (pair.links[1]->peek() == nullptr);
-    if (pair.links[1]->peek()->data.size() != kBytes) fail("not the tile that was sent");
+    if (pair.links[1]->peek()->data.size() != kBytes) fail("the received tile differs from the sent one");
     pair.links[1]->release();
   });
 }
@@ -153,7 +154,7 @@ void tile_tcp(const Counter& counter) {
   count_tile(counter, Pair(end(0), end(1)));
 }
 
-/// One small call of one of two ranks of a host.
+/// Small calls of one of two ranks of a host.
 using SmallCall = Status (*)(Communicator&);
 
 Status small_all_reduce(Communicator& communicator) {
@@ -178,8 +179,8 @@ struct NamedCall {
 constexpr NamedCall kSmallCalls[] = {
     {"all_reduce", small_all_reduce}, {"all_gather", small_all_gather}, {"scatter", small_scatter}};
 
-/// The counted rank comes last, so that it finds what it needs; `before` leaves the peer the time to come first. The peer must
-/// not run under callgrind, which would let one of the two wait for the other: it is a process of its own, made by exec.
+/// The counted rank enters each call last, so that it does not wait: `before` lets the peer enter first. The peer must not run
+/// under callgrind, which would make one of the two wait for the other: it is a separate process, started by exec.
 template <int kCall>
 void call_shm(const Counter& counter) {
   const auto [name, call] = kSmallCalls[kCall];
@@ -195,8 +196,8 @@ void call_shm(const Counter& counter) {
   {
     const auto store = require(make_file_store(folder));
     const auto communicator = require(Communicator::create(*store, 0, 2, options));
-    const auto let_the_peer_come = [] { std::this_thread::sleep_for(std::chrono::milliseconds(4)); };
-    counter.count(let_the_peer_come, [&, call = call] { require(call(*communicator)); });
+    const auto let_peer_enter = [] { std::this_thread::sleep_for(std::chrono::milliseconds(4)); };
+    counter.count(let_peer_enter, [&, call = call] { require(call(*communicator)); });
   }
   int status = 0;
   ::waitpid(peer, &status, 0);
@@ -219,7 +220,7 @@ Collective all_reduce_of(std::size_t bytes) {
   return {CollectiveKind::all_reduce, bytes / sizeof(float), DataType::float32, ReduceOp::sum, 0};
 }
 
-/// 64 look-ups among as many Plans.
+/// 64 look-ups among 64 Plans.
 void plan_look_up(const Counter& counter) {
   constexpr std::size_t kPlans = 64;
   PlanCache cache;
@@ -228,7 +229,7 @@ void plan_look_up(const Counter& counter) {
     keys.push_back({all_reduce_of(64 * (i + 1))});
     auto plan = std::make_unique<Plan>();
     plan->key = keys.back();
-    if (cache.insert(plan) == nullptr) fail("the cache takes no Plan");
+    if (cache.insert(plan) == nullptr) fail("the cache accepts no Plan");
   }
   counter.count([] {},
                 [&] {
@@ -238,7 +239,7 @@ void plan_look_up(const Counter& counter) {
                 });
 }
 
-/// What 64 tiles pay for a recorder that is off.
+/// The cost of a disabled recorder for 64 tiles.
 void recorder_off(const Counter& counter) {
   std::size_t events = 0;
   counter.count([] {},
@@ -255,8 +256,7 @@ void recorder_off(const Counter& counter) {
   if (events != 0) fail("the recorder is on");
 }
 
-/// What 64 calls pay for their signatures on a link with a peer: one is copied where it is sent and written down, and the
-/// peer's is read and compared.
+/// The cost of 64 call signatures on a link: each is recorded and copied into a tile; the peer's is read and compared.
 void signature(const Counter& counter) {
   std::vector<CallSignature> calls(64);
   for (std::size_t i = 0; i < calls.size(); ++i) calls[i].count = i;
@@ -267,9 +267,9 @@ void signature(const Counter& counter) {
                   for (std::size_t i = 0; i < calls.size(); ++i) {
                     written[i] = calls[i];
                     std::memcpy(tile.data(), &calls[i], sizeof calls[i]);
-                    __asm__ volatile("" ::: "memory");  // it travels
+                    __asm__ volatile("" ::: "memory");  // the transfer
                     const auto theirs = signature_in({{0, 0, kCallEdge, sizeof calls[i], 0}, tile});
-                    if (!theirs || !(*theirs == calls[i])) fail("another signature");
+                    if (!theirs || !(*theirs == calls[i])) fail("the signature changed");
                   }
                 });
 }

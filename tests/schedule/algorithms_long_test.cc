@@ -1,4 +1,4 @@
-// Algorithms, proven over more ranks than tests/run has time for.
+// Algorithms, proven over more ranks than fit into tests/run.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ TEST(LargeSchedules, AreProvenOn256Ranks) {
     for (const Topology& topology : shapes) {
       for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
         const Collective collective = testing::average(static_cast<CollectiveKind>(kind), kind == 0 ? 1009 : 7);
-        // The shape matters little to what is not composed.
+        // The shape hardly affects algorithms that are not compositions.
         const bool first = &topology == &shapes.front() || &topology == &shapes.back();
         if (!first && kind > static_cast<int>(CollectiveKind::barrier) && !algorithm.name.starts_with("hierarchical")) continue;
         if (algorithm.supports(topology, collective).ok() && !repeats_another(algorithm, topology))
@@ -28,7 +28,7 @@ TEST(LargeSchedules, AreProvenOn256Ranks) {
   }
 }
 
-TEST(LargeSchedules, ComposedOfAnyTwoStagesAreProven) { testing::prove_compositions({17, 24}); }
+TEST(LargeSchedules, CompositionsOfTwoStagesAreProven) { testing::prove_compositions({17, 24}); }
 
 }  // namespace
 }  // namespace shoal

@@ -28,7 +28,7 @@ std::vector<int> roots(const Collective& collective, int ranks) {
 
 std::vector<std::size_t> counts_for(CollectiveKind kind, int ranks) {
   if (kind == CollectiveKind::barrier) return {0};
-  // A share is cut in the same way whatever its size.
+  // All sizes of shares are cut in the same way.
   if (deals_in_shares(kind)) return {0, 1, 1009};
   return testing::counts(ranks);
 }
@@ -85,7 +85,7 @@ std::string test_name(const ::testing::TestParamInfo<std::tuple<int, CollectiveK
   return name + "_" + std::string(to_string(kind));
 }
 
-/// The pairs that an algorithm claims to support on two ranks; test names say what is proven, and nothing is skipped.
+/// The pairs of algorithm and collective that are supported on two ranks, so that no test is skipped.
 std::vector<std::tuple<int, CollectiveKind>> supported_pairs() {
   std::vector<std::tuple<int, CollectiveKind>> pairs;
   for (int i = 0; i < static_cast<int>(algorithms().size()); ++i) {
@@ -98,9 +98,9 @@ std::vector<std::tuple<int, CollectiveKind>> supported_pairs() {
   return pairs;
 }
 
-TEST(Schedules, ComposedOfAnyTwoStagesAreProven) { testing::prove_compositions({1, 2, 3, 6, 9, 12}); }
+TEST(Schedules, CompositionsOfTwoStagesAreProven) { testing::prove_compositions({1, 2, 3, 6, 9, 12}); }
 
-TEST(Schedules, AreFoundByEveryName) {
+TEST(Schedules, AlgorithmsAreFoundByEveryName) {
   const auto name_of = [](std::string_view name) {
     const auto found = find_algorithm(name);
     return found.ok() ? std::string((*found)->name) : found.status().to_string();

@@ -1,5 +1,5 @@
-// What each algorithm promises to cost: rounds, bytes out of a rank and neighbours against the formulas of its sources, and who
-// folds a result for the last time.
+// The costs of each algorithm: rounds, bytes sent by a rank and neighbours, compared with the published formulas; and which
+// rank makes the last fold of a result.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 namespace shoal {
 namespace {
 
-/// Every chunk has as many elements as every other, so that shares of the message come out exactly.
+/// All chunks have equally many elements, so that fractions of the message are exact.
 Schedule even_schedule(std::string_view name, const Topology& topology, CollectiveKind kind) {
   Collective collective{kind, 1, DataType::float32, ReduceOp::sum, 0};
   const auto trial = build_program(**find_algorithm(name), topology, collective, 0);
@@ -28,10 +28,9 @@ Schedule even_schedule(std::string_view name, const Topology& topology, Collecti
   return *std::move(schedule);
 }
 
-/// Rounds: every rank takes its steps one after the other, a message arrives one unit of time after it was sent, and bytes cost
-/// nothing.
+/// Rounds: every rank takes its steps in sequence, a message arrives one unit of time after it was sent, and bytes are free.
 int rounds(const Schedule& schedule) {
-  std::map<std::pair<int, int>, std::queue<int>> on_their_way;  // when they arrive
+  std::map<std::pair<int, int>, std::queue<int>> in_flight;  // arrival times
   std::vector<int> clock(schedule.programs.size(), 0);
   std::vector<std::size_t> next(schedule.programs.size(), 0);
   for (bool moved = true; moved;) {
@@ -40,9 +39,9 @@ int rounds(const Schedule& schedule) {
       const auto rank = static_cast<std::size_t>(program.rank);
       for (; next[rank] < program.steps.size(); ++next[rank], moved = true) {
         const Step& step = program.steps[next[rank]];
-        if (step.op == StepOp::send) on_their_way[{program.rank, step.peer}].push(clock[rank] + 1);
+        if (step.op == StepOp::send) in_flight[{program.rank, step.peer}].push(clock[rank] + 1);
         if (step.op != StepOp::recv && step.op != StepOp::recv_reduce) continue;
-        auto& arriving = on_their_way[{step.peer, program.rank}];
+        auto& arriving = in_flight[{step.peer, program.rank}];
         if (arriving.empty()) break;
         clock[rank] = std::max(clock[rank], arriving.front());
         arriving.pop();
@@ -55,7 +54,7 @@ int rounds(const Schedule& schedule) {
   return *std::ranges::max_element(clock);
 }
 
-/// Whether what it sends is answered at once by whom it goes to.
+/// Whether each send is followed by a receive from the same peer.
 bool exchanges_in_pairs(const Program& program) {
   std::vector<int> sent;
   std::vector<int> received;
@@ -66,9 +65,9 @@ bool exchanges_in_pairs(const Program& program) {
   return sent == received;
 }
 
-/// Hops: as rounds, but a step only waits for those whose data it needs, as an engine does it.
+/// Hops: as rounds, but a step only waits for the steps whose data it needs, as in an engine.
 int hops(const Schedule& schedule) {
-  std::map<std::pair<int, int>, std::vector<int>> sent;  // by place on the link; -1 = not known yet
+  std::map<std::pair<int, int>, std::vector<int>> sent;  // by position on the link; -1: not known yet
   std::vector<std::vector<int>> done;
   std::vector<Dependencies> dependencies;
   for (const Program& program : schedule.programs) {
@@ -106,7 +105,7 @@ int hops(const Schedule& schedule) {
   return latest;
 }
 
-/// The most that leaves a rank, in messages as large as the input.
+/// The most bytes that a rank sends, as a multiple of the input size.
 double most_sent(const Schedule& schedule) {
   double most = 0;
   for (const Program& program : schedule.programs) {
@@ -120,7 +119,7 @@ double most_sent(const Schedule& schedule) {
   return most / static_cast<double>(schedule.collective.input_bytes());
 }
 
-/// The same for a node and what it sends to others.
+/// The most bytes that a node sends to other nodes, as a multiple of the input size.
 double most_sent_by_a_node(const Schedule& schedule) {
   std::vector<double> bytes(static_cast<std::size_t>(schedule.topology.nodes()), 0);
   for (const Program& program : schedule.programs) {
@@ -134,7 +133,7 @@ double most_sent_by_a_node(const Schedule& schedule) {
   return *std::ranges::max_element(bytes) / static_cast<double>(schedule.collective.input_bytes());
 }
 
-/// The most ranks that one rank sends to.
+/// The largest number of ranks that one rank sends to.
 std::size_t most_targets(const Schedule& schedule) {
   std::size_t most = 0;
   for (const Program& program : schedule.programs) {
@@ -150,7 +149,7 @@ std::size_t most_targets(const Schedule& schedule) {
 int floor_log2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n))) - 1; }
 int ceil_log2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
 
-/// What an all_reduce among n ranks, or of a strand between n nodes, costs by the book.
+/// The published cost of an all_reduce among n ranks, or of a lane between n nodes.
 struct Formula {
   std::string_view name;
   int (*rounds)(int n);
@@ -181,11 +180,11 @@ std::vector<int> counts_of_ranks() {
   return counts;
 }
 
-TEST(Costs, AllReduceTakesTheRoundsAndBytesOfItsFormula) {
+TEST(Costs, AllReduceMatchesItsFormula) {
   for (const Formula& formula : formulas()) {
     for (const int ranks : counts_of_ranks()) {
       const Schedule schedule = even_schedule(formula.name, Topology::uniform(1, ranks), CollectiveKind::all_reduce);
-      // A rank without an idle neighbour does not wait in the first round, which in recursive doubling may hide one.
+      // In recursive doubling, a rank without an idle neighbour skips the first round, which may hide one round.
       const int hidden = formula.name == "recursive_doubling" ? excess(ranks) : 0;
       EXPECT_LE(rounds(schedule), formula.rounds(ranks)) << formula.name << " of " << ranks;
       EXPECT_GE(rounds(schedule), formula.rounds(ranks) - hidden) << formula.name << " of " << ranks;
@@ -194,7 +193,7 @@ TEST(Costs, AllReduceTakesTheRoundsAndBytesOfItsFormula) {
   }
 }
 
-TEST(Costs, AllGatherTakesTheRoundsAndBytesOfItsFormula) {
+TEST(Costs, AllGatherMatchesItsFormula) {
   for (const int ranks : counts_of_ranks()) {
     const Topology topology = Topology::uniform(1, ranks);
     const auto gather = [&](std::string_view name) { return even_schedule(name, topology, CollectiveKind::all_gather); };
@@ -211,7 +210,7 @@ TEST(Costs, AllGatherTakesTheRoundsAndBytesOfItsFormula) {
   }
 }
 
-TEST(Costs, SharesTakeTheRoundsAndBytesOfTheirFormulas) {
+TEST(Costs, ShareCollectivesMatchTheirFormulas) {
   for (const int ranks : counts_of_ranks()) {
     const Topology topology = Topology::uniform(1, ranks);
     const auto scatter = [&](std::string_view name) { return even_schedule(name, topology, CollectiveKind::reduce_scatter); };
@@ -241,7 +240,7 @@ TEST(Costs, SharesTakeTheRoundsAndBytesOfTheirFormulas) {
   }
 }
 
-TEST(Costs, WhatHasARootTakesTheRoundsAndBytesOfItsFormula) {
+TEST(Costs, RootedCollectivesMatchTheirFormulas) {
   for (const int ranks : counts_of_ranks()) {
     const Topology topology = Topology::uniform(1, ranks);
     for (const CollectiveKind kind : {CollectiveKind::reduce, CollectiveKind::broadcast}) {
@@ -255,7 +254,7 @@ TEST(Costs, WhatHasARootTakesTheRoundsAndBytesOfItsFormula) {
     for (const CollectiveKind kind : {CollectiveKind::gather, CollectiveKind::scatter}) {
       EXPECT_EQ(rounds(even_schedule("direct", topology, kind)), 1) << ranks;
       const Schedule tree = even_schedule("tree", topology, kind);
-      // The deepest member has as many bits set in its position.
+      // The depth of a rank is the number of bits set in its position.
       EXPECT_LE(hops(tree), ceil_log2(ranks)) << ranks;
       EXPECT_GE(hops(tree), floor_log2(ranks)) << ranks;
       EXPECT_LE(most_targets(tree), static_cast<std::size_t>(ceil_log2(ranks))) << ranks;
@@ -277,14 +276,14 @@ TEST(Costs, HierarchicalSharesLeaveANodeOnce) {
   }
 }
 
-TEST(Costs, TreeHasTwiceItsHeightInHopsAndNoMoreThanTwiceTheMessageOutOfARank) {
+TEST(Costs, TreeHopsAndBytesAreBounded) {
   for (const int ranks : counts_of_ranks()) {
     const Schedule schedule = even_schedule("tree", Topology::uniform(1, ranks), CollectiveKind::all_reduce);
     EXPECT_EQ(hops(schedule), 2 * floor_log2(ranks)) << ranks;
     EXPECT_LE(most_sent(schedule), 2) << ranks;
     EXPECT_LE(most_targets(schedule), 5U) << "three in one tree, two in the other: " << ranks;
     for (const Program& program : schedule.programs) {
-      // With children in both trees a rank would fold, and so receive, more than its share of both halves.
+      // A rank with children in both trees would fold, and so receive, more than its share.
       std::set<std::uint32_t> folded;
       for (const Step& step : program.steps) {
         if (step.op == StepOp::recv_reduce) folded.insert(step.target.first_chunk);
@@ -301,7 +300,7 @@ TEST(Costs, CirculantHasAsManyNeighboursAsRounds) {
   }
 }
 
-TEST(Costs, CompositionsAddOneHopInsideTheNodesOnEitherSide) {
+TEST(Costs, CompositionsAddOneHopInsideEachNode) {
   for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 4}, {5, 3}, {6, 2}, {8, 8}, {13, 2}, {32, 8}}) {
     const Topology topology = Topology::uniform(nodes, ranks);
     for (const Formula& formula : formulas()) {
@@ -311,7 +310,7 @@ TEST(Costs, CompositionsAddOneHopInsideTheNodesOnEitherSide) {
       if (excess(nodes) == 0) {
         EXPECT_EQ(hops(schedule), 2 + formula.rounds(nodes)) << name << " on " << topology.shape();
       }
-      // All strands together are one message, and each has a place of its own on another rail.
+      // All lanes together carry one message, each on its own rail.
       EXPECT_DOUBLE_EQ(most_sent_by_a_node(schedule), formula.sent(nodes)) << name << " on " << topology.shape();
     }
     const Schedule tree = even_schedule("hierarchical(tree)", topology, CollectiveKind::all_reduce);
@@ -320,7 +319,7 @@ TEST(Costs, CompositionsAddOneHopInsideTheNodesOnEitherSide) {
   }
 }
 
-TEST(Costs, ThroughALeaderANodeSendsOneMessageWhereItsRanksWouldSendOneEach) {
+TEST(Costs, LeaderSendsOneMessagePerNodeAndRound) {
   for (const Topology& topology : {Topology::uniform(2, 4), Topology::uniform(4, 2), Topology::ragged({3, 1, 2, 5})}) {
     const int rounds = floor_log2(topology.nodes());
     const Schedule schedule = even_schedule("hierarchical(leader,recursive_doubling)", topology, CollectiveKind::all_reduce);
@@ -334,7 +333,7 @@ TEST(Costs, ThroughALeaderANodeSendsOneMessageWhereItsRanksWouldSendOneEach) {
   }
 }
 
-TEST(Costs, EveryRankOfANodeDrivesTheWire) {
+TEST(Costs, EveryRankOfANodeSendsOverTheWire) {
   for (const Topology& topology : {Topology::uniform(4, 4), Topology::ragged({4, 2, 3}), Topology::ragged({1, 5})}) {
     for (const Formula& formula : formulas()) {
       const Schedule schedule =
@@ -351,8 +350,8 @@ TEST(Costs, EveryRankOfANodeDrivesTheWire) {
   }
 }
 
-TEST(Costs, LongSkipsAndLargeHalvesStayInsideTheNodes) {
-  // Flat, but as little over the wires as hierarchical, where all nodes are alike and powers of two.
+TEST(Costs, FlatAlgorithmsKeepLargeHopsInsideNodes) {
+  // Flat algorithms, which send as little between nodes as hierarchical ones if node count and size are powers of two.
   for (const std::string_view name : {"circulant", "recursive_halving"}) {
     for (const auto& [nodes, ranks] : {std::pair{2, 4}, {4, 4}, {8, 2}, {4, 16}}) {
       const Schedule schedule = even_schedule(name, Topology::uniform(nodes, ranks), CollectiveKind::all_reduce);
@@ -361,14 +360,14 @@ TEST(Costs, LongSkipsAndLargeHalvesStayInsideTheNodes) {
   }
 }
 
-/// The chunks that `slice` names in the output.
+/// Whether `slice` covers `chunk`.
 bool covers(const Slice& slice, std::uint32_t chunk) {
   return chunk >= slice.first_chunk && chunk < slice.first_chunk + slice.chunk_count;
 }
 
-TEST(Costs, OneOwnerFoldsEachChunkForTheLastTime) {
-  // So that all ranks have the same bits, and an average is divided once. A fold must be the last for all of its chunks or for
-  // none: an engine divides all of it or nothing.
+TEST(Costs, OneRankMakesTheLastFoldOfEachChunk) {
+  // Then all ranks have the same bits, and an average is divided once. A fold must be the last one for all of its chunks or
+  // none, since an engine divides all of them or none.
   std::vector<std::string> names{"direct", "ring", "circulant", "recursive_halving", "tree", "hierarchical"};
   for (const std::string_view inside : {"direct", "ring", "circulant", "recursive_halving", "leader"}) {
     for (const std::string_view outside : {"direct", "ring", "circulant", "recursive_halving", "tree"}) {

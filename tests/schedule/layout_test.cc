@@ -1,4 +1,4 @@
-// Topology, ChunkLayout and what the algorithms promise beside the right result.
+// Topology, ChunkLayout and guarantees of the algorithms beyond the result.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace shoal {
 namespace {
 
-TEST(Topology, KnowsItsShape) {
+TEST(Topology, ComputesItsShape) {
   const Topology even = Topology::uniform(2, 4);
   EXPECT_EQ(even.ranks(), 8);
   EXPECT_EQ(even.nodes(), 2);
@@ -29,7 +29,7 @@ TEST(Topology, KnowsItsShape) {
   EXPECT_EQ(Topology().nodes(), 0);
 }
 
-TEST(ChunkLayout, DealsEveryByteOnce) {
+TEST(ChunkLayout, CoversEveryByteOnce) {
   for (const std::size_t count : {0UL, 1UL, 6UL, 7UL, 1009UL}) {
     for (const std::uint32_t chunks : {1U, 3U, 7U, 64U}) {
       const ChunkLayout layout({CollectiveKind::all_reduce, count, DataType::float32, ReduceOp::sum, 0}, 3, 1, chunks);
@@ -65,15 +65,15 @@ TEST(ChunkLayout, DoesNotOverflowOnHugeMessages) {
   EXPECT_EQ(layout.bytes({Buffer::output, 0, 4096}).size_bytes, count * 4);
 }
 
-TEST(ChunkLayout, GivesScratchChunksRoomForTheLargest) {
+TEST(ChunkLayout, ScratchChunksFitTheLargestChunk) {
   const ChunkLayout layout({CollectiveKind::all_reduce, 100, DataType::float32, ReduceOp::sum, 0}, 2, 0, 3);
   EXPECT_EQ(layout.scratch_chunk_bytes(), 136U);  // 34 elements
   EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 0}).offset_bytes, 272U);
-  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 0}).size_bytes, 132U) << "what it holds is smaller";
+  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 0}).size_bytes, 132U) << "the chunk that it holds is smaller";
   EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 2}).size_bytes, 136U);
 }
 
-TEST(Algorithms, RefuseWhatMakesNoSense) {
+TEST(Algorithms, RefuseInvalidArguments) {
   const Algorithm& ring = **find_algorithm("ring");
   const Topology two = Topology::uniform(1, 2);
   const auto code = [&](const Topology& topology, const Collective& collective, int rank) {
@@ -107,7 +107,7 @@ TEST(Algorithms, RefuseWhatMakesNoSense) {
   EXPECT_NE(find_algorithm("rin").status().message().find("recursive_doubling"), std::string::npos);
 }
 
-/// Bytes that leave `node` for other nodes, and whether anything of it needs scratch.
+/// Bytes that `node` sends to other nodes. Also checks that no scratch is used.
 std::size_t bytes_out_of_node(const Schedule& schedule, int node) {
   std::size_t bytes = 0;
   for (const Program& program : schedule.programs) {
@@ -139,7 +139,7 @@ TEST(Algorithms, HierarchicalSendsEachByteOnce) {
   }
 }
 
-TEST(Algorithms, DirectFoldsAllOperandsInOneGo) {
+TEST(Algorithms, DirectFoldsAllOperandsAtOnce) {
   const Collective collective{CollectiveKind::all_reduce, 64 << 20, DataType::float32, ReduceOp::sum, 0};
   const auto program = build_program(**find_algorithm("direct"), Topology::uniform(1, 4), collective, 2);
   ASSERT_TRUE(program.ok());
@@ -152,7 +152,7 @@ TEST(Algorithms, DirectFoldsAllOperandsInOneGo) {
     const Step& step = program->steps[i];
     EXPECT_TRUE(step.op != StepOp::recv || folded.contains(std::min(step.lane + 1, 63U)));
     if (step.op != StepOp::recv_reduce || step.source.buffer == Buffer::output) continue;
-    EXPECT_TRUE(folded.insert(step.lane).second) << "one fold a lane";
+    EXPECT_TRUE(folded.insert(step.lane).second) << "one fold per lane";
     for (std::size_t k = 1; k < 3; ++k) {
       const Step& next = program->steps[i + k];
       EXPECT_EQ(next.op, StepOp::recv_reduce);

@@ -1,4 +1,4 @@
-// The Printer and the timeline that its pictures show.
+// The Printer and the timeline of its drawings.
 
 #include "src/schedule/printer.h"
 
@@ -46,7 +46,7 @@ TEST(Timeline, ShowsEveryMessageOnceAndNeverTwoInOneSlot) {
   }
 }
 
-TEST(Timeline, TakesAsManySlotsAsTheAlgorithmHasHops) {
+TEST(Timeline, HasOneSlotPerHop) {
   const auto slots = [](const Schedule& schedule) { return timeline(schedule).back().slot + 1; };
   EXPECT_EQ(slots(build("ring", Topology::uniform(1, 6))), 10);
   EXPECT_EQ(slots(build("direct", Topology::uniform(1, 6))), 10);
@@ -58,10 +58,10 @@ TEST(Timeline, TakesAsManySlotsAsTheAlgorithmHasHops) {
   EXPECT_EQ(slots(build("chain", Topology::uniform(2, 3), CollectiveKind::broadcast)), 5);
 }
 
-TEST(Timeline, LeavesOutWhatNeverLeaves) {
+TEST(Timeline, OmitsMessagesThatAreNeverSent) {
   Schedule schedule = build("ring", Topology::uniform(1, 3));
   auto& steps = schedule.programs[1].steps;
-  steps.erase(steps.begin() + 1);  // its first receive: what depends on it never comes
+  steps.erase(steps.begin() + 1);  // its first receive, so that the steps that depend on it never run
   const std::size_t shown = timeline(schedule).size();
   EXPECT_GT(shown, 0U);
   EXPECT_LT(shown, 12U);

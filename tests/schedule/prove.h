@@ -12,12 +12,12 @@
 
 namespace shoal::testing {
 
-/// An average: every contribution is there once, and is divided once.
+/// An average: every contribution must be included once and divided once.
 inline Collective average(CollectiveKind kind, std::size_t count) {
   return {kind, count, DataType::float32, ReduceOp::avg, 0, {}};
 }
 
-/// True where `algorithm` serves `collective` on `topology`, and then it is proven.
+/// Proves the schedule of `algorithm`. False if it does not support `collective` on `topology`.
 inline bool prove(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
                   const std::vector<std::vector<std::size_t>>& counts_of_rank = {}) {
   const auto schedule = build_schedule(algorithm, topology, collective, counts_of_rank);

@@ -40,23 +40,23 @@ Topology plain(int nodes, int ranks) {
   return topology;
 }
 
-// What a wire loses where `flows` senders meet at one rank.
-double meeting(int flows) { return 1 + CostModel::kFlowShare * (flows - 1); }
+// Slow-down of a wire if `flows` senders send to one rank at the same time.
+double slowdown_of(int flows) { return 1 + CostModel::kFlowShare * (flows - 1); }
 
-TEST(Simulator, GivesTheTextbookTimes) {
+TEST(Simulator, MatchesTheTextbookTimes) {
   const std::size_t bytes = 48 << 20;
   const double wire_us = static_cast<double>(bytes) * 1e-2;
   const Topology four = plain(4, 1);
-  // 2 (p - 1) / p of the message through every port; latencies vanish beside it.
+  // 2 (p - 1) / p of the message passes every port; latencies are negligible.
   EXPECT_NEAR(simulation("ring", four, all_reduce(bytes)).total_us, 1.5 * wire_us, 0.01 * wire_us);
-  EXPECT_NEAR(simulation("direct", four, all_reduce(bytes)).total_us, 1.5 * wire_us * meeting(3), 0.01 * wire_us);
-  EXPECT_NEAR(simulation("one_shot", four, all_reduce(bytes)).total_us, 3 * wire_us * meeting(3), 0.01 * wire_us);
-  EXPECT_NEAR(simulation("recursive_doubling", four, all_reduce(bytes)).total_us, 2 * wire_us * meeting(2), 0.01 * wire_us);
-  // A chain takes as long as one hop, a tree of three ranks' height as long as the root has children.
+  EXPECT_NEAR(simulation("direct", four, all_reduce(bytes)).total_us, 1.5 * wire_us * slowdown_of(3), 0.01 * wire_us);
+  EXPECT_NEAR(simulation("one_shot", four, all_reduce(bytes)).total_us, 3 * wire_us * slowdown_of(3), 0.01 * wire_us);
+  EXPECT_NEAR(simulation("recursive_doubling", four, all_reduce(bytes)).total_us, 2 * wire_us * slowdown_of(2), 0.01 * wire_us);
+  // A chain takes the time of one hop, a tree that of one hop per child of the root.
   const Collective broadcast{CollectiveKind::broadcast, bytes / 4, DataType::float32, ReduceOp::sum, 0};
   EXPECT_NEAR(simulation("chain", four, broadcast).total_us, wire_us, 0.01 * wire_us);
   EXPECT_NEAR(simulation("tree", four, broadcast).total_us, 2 * wire_us, 0.01 * wire_us);
-  // Small messages: one latency a hop. The second hop of a direct all_reduce starts when the last of three operands is there.
+  // Small messages: one latency per hop.
   EXPECT_NEAR(simulation("recursive_doubling", four, all_reduce(4)).total_us, 200, 1);
   EXPECT_NEAR(simulation("ring", four, all_reduce(4)).total_us, 600, 1);
   EXPECT_NEAR(simulation("one_shot", four, all_reduce(4)).total_us, 150, 1);
@@ -76,18 +76,18 @@ TEST(Simulator, SharesTheWireOfANode) {
   // Flat direct: all four ranks of a node send 4/8 of the message twice over one wire.
   const std::size_t bytes = 16 << 20;
   const double wire_us = static_cast<double>(bytes) * 1e-2;
-  EXPECT_NEAR(simulation("direct", plain(2, 4), all_reduce(bytes)).total_us, 4 * wire_us * meeting(4), 0.02 * wire_us);
+  EXPECT_NEAR(simulation("direct", plain(2, 4), all_reduce(bytes)).total_us, 4 * wire_us * slowdown_of(4), 0.02 * wire_us);
   EXPECT_NEAR(simulation("hierarchical", plain(2, 4), all_reduce(bytes)).total_us, wire_us, 0.1 * wire_us);
 }
 
-TEST(Simulator, SlowsDownWhereCoresAreShort) {
+TEST(Simulator, SlowsDownWithTooFewCores) {
   Topology crowded = plain(1, 4);
   crowded.cores_per_node = 2;
   const double alone = simulation("direct", plain(1, 4), all_reduce(4 << 20)).total_us;
   EXPECT_NEAR(simulation("direct", crowded, all_reduce(4 << 20)).total_us, 2 * alone, 0.01 * alone);
 }
 
-TEST(Simulator, ReportsWhatNeverEnds) {
+TEST(Simulator, ReportsDeadlock) {
   auto schedule = build_schedule(**find_algorithm("ring"), plain(1, 3), all_reduce(1 << 10));
   ASSERT_TRUE(schedule.ok());
   schedule->programs[1].steps.pop_back();
@@ -95,7 +95,7 @@ TEST(Simulator, ReportsWhatNeverEnds) {
 }
 
 TEST(Predict, EstimateAgreesWithTheSimulation) {
-  // The estimate replaces the simulation for many ranks, so it is held to it where both are cheap.
+  // The estimate replaces the simulation for many ranks, so the two are compared where both are cheap.
   for (const Topology& topology :
        {Topology::uniform(1, 8), Topology::uniform(4, 4), Topology::uniform(16, 1), Topology::ragged({5, 2, 4}),
         Topology::uniform(1, 12), Topology::uniform(6, 2), Topology::uniform(24, 1)}) {
@@ -113,29 +113,29 @@ TEST(Predict, EstimateAgreesWithTheSimulation) {
   }
 }
 
-/// By the costs as they are: for what the rules below are about.
+/// The choice by exact costs, without classes.
 std::string_view chosen(const Topology& topology, const Collective& collective) {
   const auto choice = select(topology, collective, {}, nullptr, ChoiceCosts::exact);
   EXPECT_TRUE(choice.ok()) << choice.status().to_string();
   return choice.ok() ? choice->algorithm->name : "";
 }
 
-/// Nodes on which a message costs much: emulated ones that share two cores.
+/// Nodes with a high cost per message: emulated ones that share two cores.
 Topology busy_nodes(int nodes) {
   Topology topology = Topology::uniform(nodes, 1);
   topology.cost[static_cast<std::size_t>(LinkClass::network)] = {25, 8.5e-3, 12};
   return topology;
 }
 
-TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
+TEST(Selector, BusyNodesPreferPairwiseExchanges) {
   const auto shares = [](CollectiveKind kind) { return Collective{kind, 64, DataType::float32, ReduceOp::sum, 0}; };
   EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_gather)), "recursive_doubling");
   EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::reduce_scatter)), "recursive_halving");
   EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_to_all)), "direct") << "one hop";
-  EXPECT_EQ(chosen(Topology::uniform(4, 1), shares(CollectiveKind::all_gather)), "direct") << "where a hop costs more";
+  EXPECT_EQ(chosen(Topology::uniform(4, 1), shares(CollectiveKind::all_gather)), "direct") << "latency dominates";
 }
 
-TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
+TEST(Selector, PrefersLessBusyOfNearlyEqualAlgorithms) {
   Topology four = busy_nodes(4);
   four.cost[static_cast<std::size_t>(LinkClass::network)] = {30, 8.5e-3, 7.5};
   const auto explanation = explain(four, all_reduce(16 << 10), {}, nullptr, ChoiceCosts::exact);
@@ -149,7 +149,7 @@ TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
   EXPECT_EQ(explanation->choice.algorithm->name, "recursive_halving") << "three quarters of the bytes";
 }
 
-TEST(Selector, ATokenBucketHidesWhatBytesTakeUntilItIsEmpty) {
+TEST(Selector, TokenBucketHidesByteCostUntilEmpty) {
   constexpr auto kWire = static_cast<std::size_t>(LinkClass::network);
   Topology steady = busy_nodes(4);
   steady.cost[kWire] = {35, 8.5e-3, 9};
@@ -158,13 +158,13 @@ TEST(Selector, ATokenBucketHidesWhatBytesTakeUntilItIsEmpty) {
   const Collective small = all_reduce(16 << 10);
   EXPECT_EQ(chosen(steady, small), "recursive_doubling") << "half the messages";
   EXPECT_EQ(chosen(shaped, small), "recursive_halving") << "three quarters of the tokens";
-  // Calls in a row wait for the tokens of all their bytes, which is no work.
+  // Consecutive calls wait for the tokens of all their bytes, which is not work.
   const Algorithm& doubling = **find_algorithm("recursive_doubling");
   const double tokens_us = 2 * (16 << 10) * 8.5e-3;
   EXPECT_GE(predict_us(doubling, shaped, small), tokens_us);
   EXPECT_LT(predict_us(doubling, shaped, small), predict_us(doubling, steady, small));
   EXPECT_LT(work_us(doubling, shaped, small), tokens_us);
-  // More than the bucket was seen to hold: as without it.
+  // Beyond the measured size of the bucket, predictions are those without it.
   for (const Algorithm& algorithm : algorithms()) {
     if (!algorithm.supports(shaped, all_reduce(1 << 20)).ok()) continue;
     EXPECT_EQ(predict_us(algorithm, shaped, all_reduce(1 << 20)), predict_us(algorithm, steady, all_reduce(1 << 20)))
@@ -172,31 +172,31 @@ TEST(Selector, ATokenBucketHidesWhatBytesTakeUntilItIsEmpty) {
   }
 }
 
-TEST(Selector, LargerMessagesThanAPacketAreAcknowledged) {
+TEST(Selector, MessagesBeyondAPacketCostAcknowledgement) {
   const Topology two = busy_nodes(2);
   const double overhead_us = two.cost[static_cast<std::size_t>(LinkClass::network)].overhead();
   const Algorithm& doubling = **find_algorithm("recursive_doubling");
   EXPECT_GT(predict_us(doubling, two, all_reduce(1452)), predict_us(doubling, two, all_reduce(1448)) + 2 * overhead_us);
 }
 
-TEST(Selector, WhatFlowsOneWayIsRatedInARow) {
+TEST(Selector, OneWayCollectivesAreRatedInSequence) {
   EXPECT_EQ(chosen(busy_nodes(4), {CollectiveKind::scatter, 16, DataType::float32, ReduceOp::sum, 0}), "tree");
   for (const CollectiveKind kind : {CollectiveKind::broadcast, CollectiveKind::reduce}) {
     Collective collective{kind, 1024, DataType::float32, ReduceOp::sum, 1};
     const auto some = explain(busy_nodes(4), collective, {}, nullptr, ChoiceCosts::exact);
     ASSERT_TRUE(some.ok());
-    EXPECT_EQ(some->candidates.front().algorithm->name, "tree") << "a single call's fastest";
-    EXPECT_EQ(some->choice.algorithm->name, "chain") << "a rank of a tree sends or receives it twice";
+    EXPECT_EQ(some->candidates.front().algorithm->name, "tree") << "fastest for a single call";
+    EXPECT_EQ(some->choice.algorithm->name, "chain") << "a rank of a tree sends or receives the message twice";
     EXPECT_THAT(some->reason, Mentions("chain", "tree"));
     EXPECT_LT(busy_us(**find_algorithm("chain"), busy_nodes(4), collective),
               0.6 * busy_us(**find_algorithm("tree"), busy_nodes(4), collective));
     collective.count = 2;
-    EXPECT_EQ(chosen(Topology::uniform(4, 1), collective), "tree") << "hops count";
-    EXPECT_EQ(chosen(busy_nodes(16), collective), "tree") << "hops count";
+    EXPECT_EQ(chosen(Topology::uniform(4, 1), collective), "tree") << "latency dominates";
+    EXPECT_EQ(chosen(busy_nodes(16), collective), "tree") << "latency dominates";
   }
 }
 
-TEST(Selector, ChoosesWhatTheMachineCallsFor) {
+TEST(Selector, ChoosesByTopologyAndSize) {
   EXPECT_EQ(chosen(Topology::uniform(1, 2), all_reduce(4)), "one_shot");
   EXPECT_EQ(chosen(Topology::uniform(1, 4), all_reduce(64 << 20)), "direct");
   EXPECT_EQ(chosen(Topology::uniform(4, 1), all_reduce(64 << 20)), "ring");
@@ -212,8 +212,8 @@ TEST(Selector, ChoosesWhatTheMachineCallsFor) {
             "dissemination");
 }
 
-TEST(Selector, KnowsWhatSharedMemoryFavours) {
-  // Its lanes make direct a little slower than the ring between two ranks, by what a message costs a core.
+TEST(Selector, PrefersSharedMemoryFastPaths) {
+  // Between two ranks, direct is a little slower than ring, by the cost per message of its lanes.
   Topology near = Topology::uniform(1, 2);
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 8;
   const auto little = explain(near, all_reduce(16 << 20), {}, nullptr, ChoiceCosts::exact);
@@ -224,15 +224,15 @@ TEST(Selector, KnowsWhatSharedMemoryFavours) {
   EXPECT_THAT(little->reason, Mentions("direct", "ring", "mem_alloc"));
 
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 0.1;
-  EXPECT_EQ(chosen(near, all_reduce(16 << 10)), "one_shot") << "through windows";
+  EXPECT_EQ(chosen(near, all_reduce(16 << 10)), "one_shot") << "through shared-memory windows";
   EXPECT_EQ(chosen(Topology::uniform(1, 8), all_reduce(16 << 10)), "direct") << "eight times the traffic is too much";
 
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 80;
   EXPECT_EQ(chosen(near, all_reduce(16 << 20)), "ring") << "direct is too far behind";
-  EXPECT_NE(chosen(near, all_reduce(4 << 10)), "direct") << "copies of so little cost little";
+  EXPECT_NE(chosen(near, all_reduce(4 << 10)), "direct") << "copies of small messages are cheap";
 }
 
-TEST(Selector, PrefersARingToChangingPartners) {
+TEST(Selector, PrefersRingOverPartnerSwitches) {
   Topology far = Topology::uniform(4, 2);
   far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 200;
   const auto near = explain(far, all_reduce(1 << 20), {}, nullptr, ChoiceCosts::exact);
@@ -244,7 +244,7 @@ TEST(Selector, PrefersARingToChangingPartners) {
   EXPECT_NE(chosen(far, all_reduce(1 << 20)).find("recursive_halving"), std::string_view::npos) << "the ring is too far behind";
 }
 
-/// A machine whose costs are anything that start-up might measure on a network of this rate.
+/// A machine with random costs, as start-up may measure them on a network of this rate.
 Topology measured(const std::vector<int>& shape, double gbit_s, std::mt19937& random) {
   const auto between = [&](double low, double high) {
     return std::exp(std::uniform_real_distribution(std::log(low), std::log(high))(random));
@@ -267,7 +267,7 @@ Collective sum_of(DataType type, std::size_t bytes) {
   return {CollectiveKind::all_reduce, bytes / size_of(type), type, ReduceOp::sum, 0};
 }
 
-TEST(SelectorByClass, SumsOfFloatsGetOneAlgorithmWhateverWasMeasured) {
+TEST(SelectorByClass, FloatSumsGetOneAlgorithmPerClass) {
   std::mt19937 random(20261125);
   const std::vector<std::vector<double>> classes{
       {0.1, 0.5, 0.94, 1.5}, {2.3, 4.7, 9.4, 12, 23.5, 37, 47, 65}, {90, 190, 380}, {750, 3100}};
@@ -278,7 +278,7 @@ TEST(SelectorByClass, SumsOfFloatsGetOneAlgorithmWhateverWasMeasured) {
         const Algorithm* first = nullptr;
         for (const double gbit_s : rates) {
           Topology topology = measured(shape, gbit_s, random);
-          // Seen or missed, as the machine was busy.
+          // A busy machine may or may not detect the burst.
           LinkCost& wire = topology.cost[static_cast<std::size_t>(LinkClass::network)];
           if (random() % 2 == 0) wire.burst_us_per_byte = wire.us_per_byte / 20;
           const auto choice = select(topology, sum);
@@ -292,7 +292,7 @@ TEST(SelectorByClass, SumsOfFloatsGetOneAlgorithmWhateverWasMeasured) {
   }
 }
 
-TEST(SelectorByClass, WhatHasTheSameBitsAnywayGoesByExactCosts) {
+TEST(SelectorByClass, OrderIndependentCallsUseExactCosts) {
   std::mt19937 random(1);
   int others = 0;
   for (int sample = 0; sample < 4; ++sample) {
@@ -310,10 +310,10 @@ TEST(SelectorByClass, WhatHasTheSameBitsAnywayGoesByExactCosts) {
       }
     }
   }
-  EXPECT_GT(others, 20) << "classes make no difference, so nothing is tested";
+  EXPECT_GT(others, 20) << "classes change no choice, so the test proves nothing";
 }
 
-// What it costs that costs are not taken as they are, by the model's own account.
+// The predicted loss of time through classes of costs.
 TEST(SelectorByClass, CostsLittle) {
   std::mt19937 random(7);
   for (const std::vector<int>& shape : kShapes) {
@@ -336,7 +336,7 @@ TEST(SelectorByClass, CostsLittle) {
   }
 }
 
-TEST(SelectorByClass, NodesOfGpusAreAClassOfTheirOwn) {
+TEST(SelectorByClass, GpuNodesHaveTheirOwnClass) {
   for (const double gbit_s : {400.0, 3200.0}) {
     Topology topology = Topology::uniform(2, 8);
     topology.cost[static_cast<std::size_t>(LinkClass::network)] = {15, 1 / (118 * gbit_s)};
@@ -351,7 +351,7 @@ TEST(SelectorByClass, NodesOfGpusAreAClassOfTheirOwn) {
   }
 }
 
-TEST(SelectorByClass, IsSaidWhereItDecides) {
+TEST(SelectorByClass, IsNamedInTheExplanation) {
   Topology topology = Topology::uniform(4, 1);
   topology.cost[static_cast<std::size_t>(LinkClass::network)] = {500, 1 / (118 * 9.4), 5};
   const auto explanation = explain(topology, all_reduce(256 << 10));
@@ -363,7 +363,7 @@ TEST(SelectorByClass, IsSaidWhereItDecides) {
   EXPECT_THAT(exact->reason, ::testing::Not(Mentions("class")));
 }
 
-TEST(Selector, AlwaysFindsSomething) {
+TEST(Selector, FindsAnAlgorithmForEveryShape) {
   for (const int ranks : testing::rank_counts()) {
     for (const Topology& topology : testing::topologies(ranks)) {
       for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
@@ -374,7 +374,7 @@ TEST(Selector, AlwaysFindsSomething) {
   }
 }
 
-TEST(Selector, TakesWhatIsForcedOrSaysWhyNot) {
+TEST(Selector, TakesForcedAlgorithmOrExplainsRefusal) {
   const Topology topology = Topology::uniform(2, 2);
   const auto ring = select(topology, all_reduce(4), "ring");
   ASSERT_TRUE(ring.ok());
@@ -385,13 +385,13 @@ TEST(Selector, TakesWhatIsForcedOrSaysWhyNot) {
   EXPECT_EQ(select(Topology(), all_reduce(4)).status().code(), StatusCode::invalid_argument);
 }
 
-TEST(Selector, ExplainsItself) {
+TEST(Selector, ExplainsItsChoice) {
   const auto explanation = explain(Topology::uniform(2, 4), all_reduce(4 << 20));
   ASSERT_TRUE(explanation.ok());
   EXPECT_EQ(explanation->candidates.size(), algorithms().size());
   EXPECT_EQ(explanation->choice.algorithm->name, "hierarchical");
   EXPECT_THAT(explanation->reason, Mentions("hierarchical", fmt::format("{:.1f} us", explanation->choice.predicted_us)));
-  bool ended = false;  // those that cannot serve come last, with their reasons
+  bool ended = false;  // unsupported candidates come last, with their reasons
   double last_us = 0;
   for (const Candidate& candidate : explanation->candidates) {
     if (!candidate.status.ok()) {
@@ -411,8 +411,8 @@ TEST(Selector, ExplainsItself) {
   EXPECT_THAT(forced->reason, Mentions("ring", forced->candidates.front().algorithm->name));
 }
 
-TEST(Selector, RatesNothingTwice) {
-  // Without several nodes of several ranks a composition is what runs on its own; asked for, it still runs.
+TEST(Selector, RatesNoEquivalentCompositions) {
+  // Unless there are several nodes of several ranks, a composition equals its inner or outer algorithm. It runs only if forced.
   for (const Topology& topology : {Topology::uniform(4, 1), Topology::uniform(1, 4)}) {
     const auto explanation = explain(topology, all_reduce(1 << 20));
     ASSERT_TRUE(explanation.ok());

@@ -11,7 +11,7 @@
 
 namespace shoal::testing {
 
-/// Numbers the nodes of `node_of_rank` in order of their lowest rank, as a Topology wants them.
+/// Numbers the nodes of `node_of_rank` in order of their lowest rank, as Topology requires.
 inline Topology scattered(const std::vector<int>& node_of_rank) {
   Topology topology;
   std::vector<int> seen;
@@ -23,7 +23,7 @@ inline Topology scattered(const std::vector<int>& node_of_rank) {
   return topology;
 }
 
-/// Ranks dealt to the nodes one by one, as `mpirun --map-by node` does.
+/// Ranks assigned to the nodes in turn, as by `mpirun --map-by node`.
 inline Topology round_robin(int ranks, int nodes) {
   std::vector<int> node_of_rank;
   for (int rank = 0; rank < ranks; ++rank) node_of_rank.push_back(rank % nodes);
@@ -78,7 +78,7 @@ inline std::vector<std::size_t> counts(int ranks) {
   return {0, 1, p > 2 ? p - 1 : 3, 1009, ranks <= 17 ? 5'000'011U : 20'000'003U};
 }
 
-/// Sizes of shares that differ, with nothing for some ranks, or for all but one.
+/// Sizes of uneven shares, zero for some ranks, or for all but one.
 inline std::vector<std::vector<std::size_t>> uneven_counts(int ranks) {
   std::vector<std::vector<std::size_t>> all(3);
   std::mt19937 random(17U + static_cast<unsigned>(ranks));
@@ -97,8 +97,8 @@ inline Collective with_counts(Collective collective, const std::vector<std::size
   return collective;
 }
 
-/// For every rank what it sends to each rank and receives from each in an all_to_all where rank s sends rank r
-/// counts[(s + 3 r) % ranks] elements.
+/// For every rank its send counts, then its receive counts, of an all_to_all in which rank s sends counts[(s + 3 r) % ranks]
+/// elements to rank r.
 inline std::vector<std::vector<std::size_t>> exchange_counts(const std::vector<std::size_t>& counts) {
   const std::size_t ranks = counts.size();
   std::vector<std::vector<std::size_t>> all(ranks);

@@ -1,4 +1,4 @@
-// The engine on SimGrid against closed forms, and one node that stands for all against the whole.
+// The engine on SimGrid, compared with closed forms; and one node that represents all, compared with all nodes.
 
 #include "src/simulate/scale.h"
 
@@ -21,7 +21,7 @@ using testing::Mentions;
 
 const Algorithm& algorithm(std::string_view name) { return **find_algorithm(name); }
 
-/// Wires and latencies only: what workers do takes no time worth mentioning.
+/// Wires and latencies only: the work of workers takes negligible time.
 Platform wires_only() {
   Platform platform;
   platform.name = "wires";
@@ -46,7 +46,7 @@ double time_us(std::string_view name, const Topology& topology, std::size_t byte
   return run.ok() ? run->total_us : 0;
 }
 
-/// Flows between hosts that have a wire each way; the first number is the sender.
+/// Flows {sender, receiver} between hosts with full-duplex wires.
 double flows_us(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& flows, double bytes, double flow_share = 0) {
   TaskGraph graph;
   graph.cpus = {{1}};
@@ -70,12 +70,12 @@ double flows_us(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& flow
   return run.ok() ? run->total_us : 0;
 }
 
-TEST(SimGridEngine, FlowsThatMeetShareTheWire) {
+TEST(SimGridEngine, ConcurrentFlowsShareTheWire) {
   EXPECT_NEAR(flows_us({{0, 1}}, 1e6), 1000, 0.1);
-  EXPECT_NEAR(flows_us({{0, 1}, {1, 0}, {2, 3}}, 1e6), 1000, 0.1);  // nobody meets: wires are full duplex
+  EXPECT_NEAR(flows_us({{0, 1}, {1, 0}, {2, 3}}, 1e6), 1000, 0.1);  // no shared wire: wires are full duplex
   EXPECT_NEAR(flows_us({{0, 2}, {1, 2}}, 1e6), 2000, 0.1);          // into one NIC
   EXPECT_NEAR(flows_us({{0, 1}, {0, 2}, {0, 3}}, 1e6), 3000, 0.1);  // out of one NIC
-  EXPECT_NEAR(flows_us({{0, 2}, {1, 2}}, 1e6, 0.1), 2200, 1);       // and lose some of it by that
+  EXPECT_NEAR(flows_us({{0, 2}, {1, 2}}, 1e6, 0.1), 2200, 1);       // with a loss by sharing
   EXPECT_NEAR(flows_us({{0, 1}}, 1e6, 0.1), 1000, 0.1);
 }
 
@@ -97,7 +97,7 @@ TEST(SimGridEngine, WorkersShareCores) {
   EXPECT_NEAR(run_on_simgrid(graph)->total_us, 400, 0.1);  // one worker does one thing at a time
 }
 
-TEST(SimGridEngine, ReportsWhatNeverEnds) {
+TEST(SimGridEngine, ReportsDeadlock) {
   TaskGraph graph;
   graph.cpus = {{1}};
   graph.workers.resize(1);
@@ -108,7 +108,7 @@ TEST(SimGridEngine, ReportsWhatNeverEnds) {
   EXPECT_THAT(run.status().message(), Mentions("2 tasks"));
 }
 
-TEST(SimGridEngine, GivesTheTextbookTimes) {
+TEST(SimGridEngine, MatchesTheTextbookTimes) {
   const Platform platform = wires_only();
   for (const int p : {2, 3, 4, 8}) {
     // Chunks of one tile cannot overlap their own hops: 2 (p - 1) (alpha + n / p beta).
@@ -116,9 +116,9 @@ TEST(SimGridEngine, GivesTheTextbookTimes) {
     const double hop_us = 10 + static_cast<double>(chunk) / 1000;
     const std::size_t bytes = chunk * static_cast<std::size_t>(p);
     EXPECT_NEAR(time_us("ring", Topology::uniform(p, 1), bytes, platform), 2 * (p - 1) * hop_us, 0.005 * hop_us * p) << p;
-    // Everybody's port is busy with p - 1 messages, twice.
+    // Every port carries p - 1 messages, twice.
     EXPECT_NEAR(time_us("direct", Topology::uniform(p, 1), bytes, platform), 2 * (10 + (p - 1) * 40.0), 0.1 * p) << p;
-    // Large chunks hide the latency of all hops but a few tiles': 2 (p - 1) / p n beta.
+    // Large chunks hide the latency of nearly all hops: 2 (p - 1) / p n beta.
     const double large_us = 64e6 / 1000 * 2 * (p - 1) / p;
     EXPECT_NEAR(time_us("ring", Topology::uniform(p, 1), 64'000'000, platform), large_us, 0.03 * large_us) << p;
   }
@@ -126,7 +126,7 @@ TEST(SimGridEngine, GivesTheTextbookTimes) {
   EXPECT_NEAR(time_us("recursive_doubling", Topology::uniform(8, 1), 40'000, platform), 3 * 50, 1);
 }
 
-TEST(SimGridEngine, RailsAndNodesShareAsTheyShould) {
+TEST(SimGridEngine, RanksShareTheRailsOfTheirNode) {
   Platform platform = wires_only();
   // Flat direct between 2 x 4: each rank sends 4/8 of the message over the wire of its node, twice.
   const double wire_us = 32e6 / 1000;
@@ -137,7 +137,7 @@ TEST(SimGridEngine, RailsAndNodesShareAsTheyShould) {
   EXPECT_NEAR(one_rail, wire_us, 0.1 * wire_us);
   platform.nics = 2;
   EXPECT_NEAR(time_us("hierarchical(ring)", topology, 32'000'000, platform), one_rail / 2, 0.05 * wire_us);
-  // More NICs than ranks belong to the ranks together.
+  // The ranks of a node share all of its NICs.
   platform.nics = 8;
   EXPECT_NEAR(time_us("hierarchical(ring)", topology, 32'000'000, platform), one_rail / 8, 0.05 * wire_us);
 }
@@ -162,7 +162,7 @@ TEST(SimGridEngine, IsDeterministic) {
 
 TEST(Symmetry, OneNodeStandsForAll) {
   const Platform platform = *find_platform("p4d");
-  // Exact where nodes differ in nothing; elsewhere never much faster than the slowest node of the whole (see scale.h).
+  // Exact if all nodes are equal; otherwise close to the slowest node (see scale.h).
   const std::pair<const char*, double> algorithms_and_bounds[] = {
       {"ring", 0.001},
       {"hierarchical(ring)", 0.01},
@@ -190,7 +190,7 @@ TEST(Symmetry, OneNodeStandsForAll) {
   }
 }
 
-TEST(Symmetry, IsNotSeenWhereNodesDiffer) {
+TEST(Symmetry, IsNotFoundIfNodesDiffer) {
   EXPECT_EQ(find_symmetry(algorithm("hierarchical(tree)"), Topology::uniform(8, 2), all_reduce(1 << 20)), Symmetry::none);
   EXPECT_EQ(find_symmetry(algorithm("recursive_halving"), Topology::uniform(6, 1), all_reduce(1 << 20)), Symmetry::none);
   EXPECT_EQ(find_symmetry(algorithm("ring"), Topology::ragged({2, 1}), all_reduce(1 << 20)), Symmetry::none);
@@ -204,14 +204,14 @@ TEST(Scale, ReachesFourThousandNodes) {
   const double alpha_us = 2 * 4095 * 10;
   EXPECT_NEAR(found->total_us, alpha_us + 2 * 4095.0 / 4096 * (1 << 20) / 1000, 0.01 * alpha_us);
   EXPECT_NEAR(found->bus_gbyte_s, 2 * 4095.0 / 4096 * (1 << 20) / found->total_us / 1000, 1e-6);
-  // No node of a tree is like another.
+  // The nodes of a tree all differ.
   EXPECT_EQ(predict_at_scale(algorithm("hierarchical(tree)"), Topology::uniform(4096, 1), all_reduce(1 << 20), wires_only())
                 .status()
                 .code(),
             StatusCode::unsupported);
 }
 
-TEST(Platforms, AreSoundAndNamed) {
+TEST(Platforms, AreValidAndNamed) {
   for (const Platform& platform : platforms()) {
     EXPECT_TRUE(check(platform).ok()) << platform.name;
     EXPECT_FALSE(platform.source.empty()) << platform.name;
@@ -246,7 +246,7 @@ TEST(Platforms, AreReadFromJson) {
   }
 }
 
-TEST(Platforms, InstanceTypesComeFromTheTableByEitherName) {
+TEST(Platforms, InstanceTypesAreFoundByEitherName) {
   for (const Instance& row : instances()) {
     const auto platform = find_platform(row.name);
     ASSERT_TRUE(platform.ok()) << platform.status().to_string();
@@ -265,7 +265,7 @@ TEST(Platforms, InstanceTypesComeFromTheTableByEitherName) {
   EXPECT_THAT(find_platform("g6")->source, Mentions("75 us"));
 }
 
-TEST(Platforms, TopologyForTheSelectorHasTheWireOfAWholeNode) {
+TEST(Platforms, TopologyHasTheWireOfAWholeNode) {
   const Platform platform = *find_platform("p5");
   const Topology topology = topology_of(platform, 3, 8);
   EXPECT_EQ(topology.shape(), "3x8");
@@ -281,7 +281,7 @@ TEST(Platforms, TopologyForTheSelectorHasTheWireOfAWholeNode) {
 TEST(Published, TimesAndBandwidthsAgree) {
   for (const PublishedResult& each : published_results()) {
     EXPECT_NE(find_instance(each.platform), nullptr) << each.platform;
-    // Of several alike all but the first have a note that sets them apart.
+    // Of several results with the same key, all but the first have a distinguishing note.
     const PublishedResult* found = find_published(each.platform, each.nodes, each.bytes);
     ASSERT_NE(found, nullptr);
     EXPECT_EQ(found->bytes, each.bytes);

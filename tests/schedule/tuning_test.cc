@@ -1,4 +1,4 @@
-// The table of measured times: its file, what matches, what lies between its sizes, and that the Selector prefers it.
+// The table of measured times: its file, matching, interpolation, and the preference of the Selector for it.
 
 #include "src/selector/tuning.h"
 
@@ -26,7 +26,7 @@ Measurement measurement(std::string_view algorithm, std::size_t bytes, double us
   return {CollectiveKind::all_reduce, *find_algorithm(algorithm), bytes, us, us * 0.9, us * 1.2, 50};
 }
 
-// One that no model would believe: large messages by one_shot, small ones by ring.
+// A table that contradicts the model: one_shot for large messages, ring for small ones.
 TunedShape odd_table(const Topology& topology = Topology::uniform(1, 4)) {
   return {topology.node_of_rank,
           transports_between(topology),
@@ -42,7 +42,7 @@ Result<std::string_view> chosen(const Collective& collective, const TunedShape* 
   return choice->algorithm->name;
 }
 
-TEST(Tuning, AFileHoldsWhatWasWritten) {
+TEST(Tuning, FileSurvivesRoundTrip) {
   const TunedShape written = odd_table(Topology::ragged({3, 1, 2}));
   const auto read = parse_tuning(file_of(written));
   ASSERT_TRUE(read.ok()) << read.status().to_string();
@@ -61,13 +61,13 @@ TEST(Tuning, AFileHoldsWhatWasWritten) {
     EXPECT_DOUBLE_EQ(shape.measurements[i].p90_us, written.measurements[i].p90_us);
     EXPECT_EQ(shape.measurements[i].samples, 50);
   }
-  // What start-up sends to the other ranks is one shape.
+  // Start-up sends one shape to the other ranks.
   const auto sent = parse_tuned_shape(to_json(written).dump());
   ASSERT_TRUE(sent.ok());
   EXPECT_EQ(sent->measurements.size(), written.measurements.size());
 }
 
-TEST(Tuning, RefusesWhatIsMalformedAndSaysWhere) {
+TEST(Tuning, RefusesMalformedFilesAndNamesTheEntry) {
   const std::string good = file_of(odd_table());
   struct Damage {
     std::function<void(Json&)> apply;
@@ -112,7 +112,7 @@ TEST(Tuning, RefusesWhatIsMalformedAndSaysWhere) {
     Json file = Json::parse(good);
     damage.apply(file);
     const auto table = parse_tuning(file.dump());
-    ASSERT_FALSE(table.ok()) << "should say: " << ::testing::PrintToString(damage.facts);
+    ASSERT_FALSE(table.ok()) << "expected: " << ::testing::PrintToString(damage.facts);
     EXPECT_EQ(table.status().code(), damage.code) << table.status().to_string();
     EXPECT_THAT(table.status().message(), testing::MentionsAll(damage.facts));
   }
@@ -126,12 +126,12 @@ TEST(Tuning, RefusesWhatIsMalformedAndSaysWhere) {
   EXPECT_FALSE(parse_tuning("null").ok());
 }
 
-TEST(Tuning, NoPrefixOfAFileCrashes) {
+TEST(Tuning, TruncatedFilesAreRefused) {
   const std::string good = file_of(odd_table());
   for (std::size_t length = 0; length < good.size(); ++length) EXPECT_FALSE(parse_tuning(good.substr(0, length)).ok());
 }
 
-TEST(Tuning, MatchesTheSameRanksOnTheSameNodesOverTheSameWires) {
+TEST(Tuning, MatchesEqualShapesAndTransportsOnly) {
   const Topology two_by_two = Topology::uniform(2, 2);
   const TuningTable table{{odd_table(), odd_table(two_by_two)}};
   EXPECT_EQ(table.find(two_by_two, "shm+tcp"), &table.shapes[1]);
@@ -139,10 +139,10 @@ TEST(Tuning, MatchesTheSameRanksOnTheSameNodesOverTheSameWires) {
   EXPECT_EQ(table.find(Topology::uniform(1, 4), "tcp"), nullptr);
   EXPECT_EQ(table.find(Topology::uniform(1, 3), "shm"), nullptr);
   EXPECT_EQ(table.find(Topology::uniform(4, 1), "tcp"), nullptr);
-  // Dealt out in turn: neighbours by number are no longer neighbours by place.
-  Topology dealt = two_by_two;
-  dealt.node_of_rank = {0, 1, 0, 1};
-  EXPECT_EQ(table.find(dealt, "shm+tcp"), nullptr);
+  // Ranks assigned in turn: ranks with adjacent numbers are on different nodes.
+  Topology in_turn = two_by_two;
+  in_turn.node_of_rank = {0, 1, 0, 1};
+  EXPECT_EQ(table.find(in_turn, "shm+tcp"), nullptr);
   EXPECT_THAT(table.names(), testing::Mentions("1x4", "shm", "2x2", "shm+tcp"));
 }
 
@@ -155,12 +155,12 @@ TEST(Tuning, NamesTheTransportsOfAShape) {
   EXPECT_EQ(transports_between(Topology::uniform(2, 2), false), "tcp");
 }
 
-TEST(Tuning, InterpolatesBetweenSizesAndKnowsNothingOutside) {
+TEST(Tuning, InterpolatesOnlyBetweenMeasuredSizes) {
   const TunedShape table = odd_table();
   const Algorithm& ring = **find_algorithm("ring");
   EXPECT_EQ(measured_us(table, ring, all_reduce(1 << 10)), 10);
   EXPECT_EQ(measured_us(table, ring, all_reduce(1 << 20)), 1000);
-  // Half way by the logarithm.
+  // The logarithmic midpoint.
   EXPECT_NEAR(measured_us(table, ring, all_reduce(1 << 15)).value_or(0), 100, 1e-9);
   double last_us = 0;
   for (std::size_t bytes = 1 << 10; bytes <= 1 << 20; bytes += 4092) {
@@ -178,14 +178,14 @@ TEST(Tuning, InterpolatesBetweenSizesAndKnowsNothingOutside) {
   EXPECT_EQ(measured_range(table, CollectiveKind::all_gather), std::nullopt);
 }
 
-TEST(Tuning, TheSelectorPrefersMeasurementsWhereThereAreAny) {
+TEST(Tuning, SelectorPrefersMeasurements) {
   const TunedShape table = odd_table();
   EXPECT_EQ(*chosen(all_reduce(1 << 10), &table), "ring");
   EXPECT_EQ(*chosen(all_reduce(1 << 20), &table), "one_shot");
   // In between: ring goes from 10 us to 1000 us, one_shot from 40 us to 250 us; their lines cross near 2^15.
   EXPECT_EQ(*chosen(all_reduce(1 << 13), &table), "ring");
   EXPECT_EQ(*chosen(all_reduce(1 << 18), &table), "one_shot");
-  // By bytes, whatever the type.
+  // By bytes, for any type.
   EXPECT_EQ(*chosen({CollectiveKind::all_reduce, 1 << 18, DataType::int8, ReduceOp::max, 0}, &table), "one_shot");
   // Outside, and for another collective, the model decides as it does without a table.
   for (const Collective& outside : {all_reduce(4), all_reduce(64 << 20),
@@ -199,7 +199,7 @@ TEST(Tuning, TheSelectorPrefersMeasurementsWhereThereAreAny) {
   EXPECT_EQ(choice->predicted_us, 250);
 }
 
-TEST(Tuning, AnOverrideWinsAndIsExpectedToTakeWhatWasMeasured) {
+TEST(Tuning, ForcedAlgorithmUsesMeasuredTime) {
   const TunedShape table = odd_table();
   const auto forced = select(Topology::uniform(1, 4), all_reduce(1 << 20), "ring", &table);
   ASSERT_TRUE(forced.ok());
@@ -209,7 +209,7 @@ TEST(Tuning, AnOverrideWinsAndIsExpectedToTakeWhatWasMeasured) {
   EXPECT_EQ(*chosen(all_reduce(1 << 20), &table, "direct"), "direct");
 }
 
-TEST(Tuning, OfAboutEqualOnesTheSimplerIsTaken) {
+TEST(Tuning, SelectorPrefersSimplerOfNearlyEqual) {
   const Topology topology = Topology::uniform(1, 4);
   const TunedShape table{topology.node_of_rank, "shm", {measurement("ring", 64, 10), measurement("one_shot", 64, 10.1)}};
   EXPECT_EQ(*chosen(all_reduce(64), &table), "one_shot");
@@ -230,7 +230,7 @@ TEST(Tuning, ExplanationShowsMeasuredAndPredicted) {
   EXPECT_THAT(forced->reason, testing::Mentions("ring", "one_shot", "250.0 us", "1000.0 us"));
 }
 
-TEST(PredictTuned, TermsSayWhatTheTimeIsMadeOf) {
+TEST(PredictedTerms, SplitTimeIntoLatencyAndBytes) {
   Topology topology = Topology::uniform(4, 1);
   topology.cost[static_cast<std::size_t>(LinkClass::network)] = {100, 1e-2};
   topology.reduce_us_per_byte = 1e-4;
@@ -239,12 +239,11 @@ TEST(PredictTuned, TermsSayWhatTheTimeIsMadeOf) {
   EXPECT_NEAR(small.latency_us, predict_us(ring, topology, all_reduce(16)), 2);
   EXPECT_LT(small.bytes_us, 2);
   const PredictedTerms large = predict_terms(ring, topology, all_reduce(16 << 20));
-  // Each of 6 messages to the next rank, and from the one before, is acknowledged by a packet of its own, a quarter of the
-  // latency each.
+  // Each of the 6 messages sent and of the 6 received costs an acknowledgement, a quarter of the latency.
   EXPECT_NEAR(small.latency_us, 6 * 100 + 12 * 25, 0.01 * small.latency_us);
   EXPECT_NEAR(large.latency_us, small.latency_us, 0.01 * small.latency_us);
   EXPECT_GT(large.bytes_us, 0.9 * predict_us(ring, topology, all_reduce(16 << 20)));
-  // Pairs answer each other, as long as one packet does.
+  // In a pairwise exchange of single packets, each packet acknowledges the other.
   const Algorithm& pairs = **find_algorithm("recursive_halving");
   EXPECT_NEAR(predict_terms(pairs, topology, all_reduce(16)).latency_us, 4 * 100, 1);
   EXPECT_NEAR(predict_terms(pairs, topology, all_reduce(16 << 20)).latency_us, 4 * 100 + 8 * 25, 1);

@@ -1,4 +1,4 @@
-// The Verifier itself: hand-written schedules that are right or wrong in a known way, and mutations of real ones.
+// The Verifier itself: hand-written schedules with known faults or none, and mutations of real ones.
 
 #include "src/schedule/verifier.h"
 
@@ -56,7 +56,7 @@ std::set<FaultKind> kinds(const Schedule& schedule) {
 }
 
 TEST(Verifier, AcceptsAllFiveOperationsAndScratch) {
-  // Rank 0 keeps what it receives in scratch and folds it locally; rank 1 gets the result back.
+  // Rank 0 receives into scratch and folds locally; rank 1 receives the result.
   const auto faults = verify(two_ranks({recv(1, kScratch), copy(kInput, kOutput), reduce(kScratch, kOutput), send(1, kOutput)},
                                        {send(0, kInput), recv(0, kOutput)}));
   EXPECT_TRUE(faults.empty()) << to_status(faults).to_string();
@@ -64,7 +64,7 @@ TEST(Verifier, AcceptsAllFiveOperationsAndScratch) {
 }
 
 TEST(Verifier, NamesBothEndsOfADeadlock) {
-  // Each folds first and sends what it has folded: both wait for the other's send.
+  // Each rank folds first and then sends the result: both wait for the other's send.
   const std::vector<Step> steps_of_0{recv_reduce(1, kInput, kOutput), send(1, kOutput)};
   const std::vector<Step> steps_of_1{recv_reduce(0, kInput, kOutput), send(0, kOutput)};
   const auto faults = verify(two_ranks(steps_of_0, steps_of_1));
@@ -75,8 +75,8 @@ TEST(Verifier, NamesBothEndsOfADeadlock) {
 }
 
 TEST(Verifier, FindsADeadlockThatNeedsAFullLink) {
-  // Both send two messages before they take one: with a single tile in flight on a link the second send never leaves, and as
-  // it reads what the receive writes, the receive never starts.
+  // Both ranks send two messages before they receive one. With one tile in flight per link, the second send blocks. It reads
+  // what the receive writes, so the receive never starts.
   std::vector<Step> steps{send(1, kInput), send(1, kScratch), recv(1, kScratch), recv_reduce(1, kInput, kOutput)};
   Schedule schedule = two_ranks({copy(kInput, kScratch)}, {copy(kInput, kScratch)});
   for (int rank = 0; rank < 2; ++rank) {
@@ -88,8 +88,8 @@ TEST(Verifier, FindsADeadlockThatNeedsAFullLink) {
   EXPECT_EQ(kinds(schedule), std::set{FaultKind::deadlock});
 }
 
-TEST(Verifier, FindsWhatIsWrongOnlyInPlace) {
-  // Rank 0 sends its input after folding: fine out of place, but in place its input is gone by then.
+TEST(Verifier, FindsFaultsOfInPlaceCalls) {
+  // Rank 0 sends its input after folding: correct out of place, but in place the input is overwritten by then.
   const auto faults =
       verify(two_ranks({recv_reduce(1, kInput, kOutput), send(1, kInput)}, {send(0, kInput), recv_reduce(0, kInput, kOutput)}));
   ASSERT_FALSE(faults.empty());
@@ -117,14 +117,14 @@ TEST(Verifier, FindsALocalFoldOfTheWrongChunk) {
 }
 
 TEST(Verifier, ComparesBytesNotOnlyChunks) {
-  // Five elements in two chunks: two and three. The chunks of the message differ in size, so they cannot meet.
+  // Five elements in two chunks: two and three. The chunks of the message differ in size, so they do not match.
   Schedule schedule{Topology::uniform(1, 2), {CollectiveKind::broadcast, 5, DataType::float32, ReduceOp::sum, 0}, {}};
   schedule.programs.push_back({0, "test", 2, 0, 1, {send(1, {Buffer::output, 0, 1}), send(1, {Buffer::output, 1, 1})}});
   schedule.programs.push_back({1, "test", 2, 0, 1, {recv(0, {Buffer::output, 1, 1}), recv(0, {Buffer::output, 0, 1})}});
   EXPECT_EQ(kinds(schedule), std::set{FaultKind::size_mismatch});
 }
 
-TEST(Verifier, IsQuickForARingOf256) {
+TEST(Verifier, IsFastForRingOf256) {
   const auto faults = verify(build("ring", Topology::uniform(32, 8), all_reduce_of(1 << 20)));
   EXPECT_TRUE(faults.empty()) << to_status(faults).to_string();
 }
@@ -135,8 +135,7 @@ TEST(Verifier, FindsAMissingContributionAmong256) {
   EXPECT_FALSE(verify(schedule).empty());
 }
 
-// ---- Mutations: a real schedule, wrong in one place. Each returns false where it cannot be applied here, and is written so
-// that it cannot be harmless.
+// ---- Mutations: each puts one fault into a real schedule, and is never harmless. Returns false if it does not apply.
 
 std::vector<std::size_t> steps_with(const Program& program, const std::function<bool(const Step&)>& condition) {
   std::vector<std::size_t> found;
@@ -151,15 +150,15 @@ bool is_recv(const Step& step) { return step.op == StepOp::recv; }
 bool is_recv_reduce(const Step& step) { return step.op == StepOp::recv_reduce; }
 bool is_any(const Step&) { return true; }
 
-/// One of the steps that fulfil `condition`.
+/// A random step that fulfils `condition`.
 std::optional<std::size_t> pick(const Program& program, Random& random, const std::function<bool(const Step&)>& condition) {
   const auto found = steps_with(program, condition);
   if (found.empty()) return std::nullopt;
   return found[random() % found.size()];
 }
 
-/// The receive that meets `send` of `program`.
-std::size_t partner(const Schedule& schedule, const Program& program, std::size_t send) {
+/// The receive that matches `send` of `program`.
+std::size_t matching_receive(const Schedule& schedule, const Program& program, std::size_t send) {
   const int peer = program.steps[send].peer;
   const auto sends = steps_with(program, [&](const Step& step) { return is_send(step) && step.peer == peer; });
   const auto place = static_cast<std::size_t>(std::ranges::find(sends, send) - sends.begin());
@@ -190,7 +189,7 @@ bool drop_message(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, is_send);
   if (!i) return false;
   Program& other = schedule.programs[static_cast<std::size_t>(program.steps[*i].peer)];
-  erase(other, partner(schedule, program, *i));
+  erase(other, matching_receive(schedule, program, *i));
   erase(program, *i);
   return true;
 }
@@ -222,7 +221,7 @@ bool peer_out_of_range(Schedule& schedule, Program& program, Random& random) {
   return i.has_value();
 }
 
-/// How many places there are for `slice` in its buffer.
+/// The number of positions of `slice` in its buffer.
 std::uint32_t places_for(const Schedule& schedule, const Program& program, const Slice& slice) {
   const std::uint32_t chunks =
       slice.buffer == Buffer::scratch
@@ -255,7 +254,7 @@ bool duplicate_reduce(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, is_send);
   if (!i) return false;
   Program& other = schedule.programs[static_cast<std::size_t>(program.steps[*i].peer)];
-  const std::size_t j = partner(schedule, program, *i);
+  const std::size_t j = matching_receive(schedule, program, *i);
   Step again = other.steps[j];
   if (!is_recv_reduce(again)) return false;
   again.source = again.target;
@@ -286,7 +285,7 @@ bool source_not_yet_written(Schedule&, Program& program, Random& random) {
     return s.op != StepOp::recv && s.source.buffer == Buffer::input && s.op != StepOp::copy;
   });
   if (!i) return false;
-  // What lies in the output at this place is either undefined or not yet complete.
+  // The output at this position is undefined or not yet complete.
   Step& step = program.steps[*i];
   step.source.buffer = Buffer::output;
   return true;
@@ -298,8 +297,8 @@ bool source_is_stale(Schedule&, Program& program, Random& random) {
   return i.has_value();
 }
 
-bool lane_of_its_own(Schedule&, Program& program, Random& random) {
-  // What a recv_reduce writes is mostly read by a send or written by another fold of its lane.
+bool separate_lane(Schedule&, Program& program, Random& random) {
+  // The target of a recv_reduce that a send reads or another fold of the lane writes.
   const auto i = pick(program, random, [&](const Step& fold) {
     return is_recv_reduce(fold) && std::ranges::any_of(program.steps, [&](const Step& other) {
              return &other != &fold && (other.source == fold.target || other.target == fold.target);
@@ -343,7 +342,7 @@ bool truncate_both_ends(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, [](const Step& s) { return is_send(s) && s.source.chunk_count > 1; });
   if (!i) return false;
   Step& step = program.steps[*i];
-  Step& other = schedule.programs[static_cast<std::size_t>(step.peer)].steps[partner(schedule, program, *i)];
+  Step& other = schedule.programs[static_cast<std::size_t>(step.peer)].steps[matching_receive(schedule, program, *i)];
   --step.source.chunk_count;
   --other.target.chunk_count;
   if (is_recv_reduce(other)) --other.source.chunk_count;
@@ -365,7 +364,7 @@ bool write_input(Schedule& schedule, Program& program, Random& random) {
 }
 
 bool send_before_fold(Schedule&, Program& program, Random& random) {
-  // A send that needs what an earlier step of its lane writes goes first: it sends less than it should, or nothing.
+  // A send moves before an earlier step of its lane that writes its data: it sends an incomplete result, or none.
   const auto j = pick(program, random, [&](const Step& s) { return is_send(s) && s.source.buffer == Buffer::output; });
   if (!j) return false;
   const Step send = program.steps[*j];
@@ -383,13 +382,13 @@ bool chunks_differ(Schedule&, Program& program, Random&) {
   return true;
 }
 
-bool folds_otherwise(Schedule&, Program& program, Random&) {
+bool folds_across_differ(Schedule&, Program& program, Random&) {
   program.folds_across_links = !program.folds_across_links;
   return true;
 }
 
-// Two folds instead of one: the larger of the tiles is folded when all of it has been sent on, in place.
-bool folds_apart(Schedule& schedule, Program& program, Random&) {
+// Two folds instead of one: a tile is folded only after all of it was sent on, in place.
+bool folds_split(Schedule& schedule, Program& program, Random&) {
   const Topology& topology = schedule.topology;
   if (program.algorithm != "one_shot" || topology.nodes() == 1 || topology.nodes() == topology.ranks()) return false;
   for (Program& each : schedule.programs) each.folds_across_links = false;
@@ -455,7 +454,7 @@ bool scratch_of_another_size(Schedule& schedule, Program& program, Random& rando
   return false;
 }
 
-bool scratch_holds_nothing_known(Schedule&, Program& program, Random& random) {
+bool scratch_holds_unknown_chunk(Schedule&, Program& program, Random& random) {
   const auto i = pick(program, random, [](const Step& s) { return is_send(s) && s.source.buffer == Buffer::scratch; });
   if (i) program.steps[*i].source.holds = program.message_chunks;
   return i.has_value();
@@ -476,7 +475,7 @@ const std::vector<Mutation>& mutations() {
       {"reduce_instead_of_recv", reduce_instead_of_recv, {undefined_read, wrong_result}},
       {"source_not_yet_written", source_not_yet_written, {undefined_read, malformed, wrong_result}},
       {"source_is_stale", source_is_stale, {wrong_result}},
-      {"lane_of_its_own", lane_of_its_own, {race}},
+      {"separate_lane", separate_lane, {race}},
       {"lane_out_of_range", lane_out_of_range, {malformed}},
       {"extra_send", extra_send, {unmatched, size_mismatch}},
       {"extra_recv", extra_recv, {unmatched, size_mismatch}},
@@ -487,8 +486,8 @@ const std::vector<Mutation>& mutations() {
       {"write_input", write_input, {input_written}},
       {"send_before_fold", send_before_fold, {wrong_result, undefined_read, size_mismatch, deadlock}},
       {"chunks_differ", chunks_differ, {malformed}},
-      {"folds_otherwise", folds_otherwise, {malformed}},
-      {"folds_apart", folds_apart, {deadlock}},
+      {"folds_across_differ", folds_across_differ, {malformed}},
+      {"folds_split", folds_split, {deadlock}},
       {"wrong_rank", wrong_rank, {malformed}},
       {"program_missing", program_missing, {malformed}},
       {"copy_wrong_chunk", copy_wrong_chunk, {wrong_result, undefined_read, size_mismatch}},
@@ -496,7 +495,7 @@ const std::vector<Mutation>& mutations() {
       {"divided_too_early", divided_too_early, {wrong_result}},
       {"copy_divides", copy_divides, {malformed}},
       {"scratch_of_another_size", scratch_of_another_size, {size_mismatch}},
-      {"scratch_holds_nothing_known", scratch_holds_nothing_known, {malformed}},
+      {"scratch_holds_unknown_chunk", scratch_holds_unknown_chunk, {malformed}},
   };
   return all;
 }
@@ -510,7 +509,7 @@ std::vector<Schedule> originals() {
     for (const Algorithm& algorithm : algorithms()) {
       for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
         const Collective collective{static_cast<CollectiveKind>(kind), 1'000'003, DataType::float32, ReduceOp::sum, 0};
-        // A barrier's rounds tell some ranks some things twice, so not every change of one is an error.
+        // The rounds of a barrier are redundant for some ranks, so not every mutation is a fault.
         if (collective.kind == CollectiveKind::barrier || !algorithm.supports(shape, collective).ok()) continue;
         all.push_back(build(algorithm.name, shape, collective));
       }
@@ -542,7 +541,7 @@ TEST(Verifier, CatchesEveryMutation) {
         seen.insert(found.begin(), found.end());
       }
     }
-    EXPECT_GE(applied, 8) << "hardly ever applied: nothing is shown by it";
+    EXPECT_GE(applied, 8) << "too rarely applied to prove anything";
   }
   EXPECT_GE(seen.size(), 7U);
 }
