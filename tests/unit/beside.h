@@ -1,4 +1,4 @@
-// A thread for what a test does while descriptors are few.
+// A thread for work while few descriptors are available.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 namespace shoal::testing {
 
-/// Runs `what` from begin() to end(), in a thread that is there before and after: a sanitizer takes descriptors to look at the
-/// objects that a thread is made of.
+/// Runs `what` between begin() and end(), in a thread that exists before and after: under a sanitizer, creating or destroying a
+/// thread needs descriptors.
 class Beside {
  public:
   explicit Beside(std::function<void()> what)
@@ -42,7 +42,7 @@ class Beside {
   std::latch ready_{1};
   std::latch begin_{1};
   std::latch end_{1};
-  std::thread thread_;  // last: it uses them
+  std::thread thread_;  // last, since it uses the members above
 };
 
 }  // namespace shoal::testing

@@ -1,4 +1,4 @@
-// The store in a folder, and folders that are none.
+// The store in a folder, and unsuitable folders.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 std::atomic<bool> without_locks{false};
 }
 
-// As on a file system that has none, such as some of those that lie on a network.
+// Simulates a file system without locks, such as some network file systems.
 extern "C" int flock(int file, int operation) noexcept {
   if (!without_locks.load()) return static_cast<int>(::syscall(SYS_flock, file, operation));
   errno = ENOLCK;
@@ -52,22 +52,18 @@ class FileStore : public ::testing::Test {
   std::string directory_;
 };
 
-TEST_F(FileStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
-TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
-TEST_F(FileStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
-TEST_F(FileStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
-TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
-  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
-}
-TEST_F(FileStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
-TEST_F(FileStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
-TEST_F(FileStore, RanksThatCannotBeOfOneJobAreNamed) {
-  expect_ranks_that_cannot_be_of_one_job_to_be_named(factory(), factory("/of/another"));
-}
+TEST_F(FileStore, ServesAllThreads) { expect_service_for_all_threads(factory()); }
+TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_to_name_the_key(factory()); }
+TEST_F(FileStore, RanksExchangeAndNameMissingRank) { expect_exchange_and_missing_rank_to_be_named(factory()); }
+TEST_F(FileStore, AbortReachesAllRanks) { expect_abort_to_reach_all_ranks(factory()); }
+TEST_F(FileStore, LossReportsItsRootCause) { expect_loss_to_report_its_root_cause(factory()); }
+TEST_F(FileStore, EndedRankIsReportedAtOnce) { expect_ended_rank_to_be_reported_at_once(factory()); }
+TEST_F(FileStore, RankThatEndsBetweenStepsIsNamed) { expect_rank_that_ends_between_steps_to_be_named(factory()); }
+TEST_F(FileStore, IncompatibleRanksAreNamed) { expect_incompatible_ranks_to_be_named(factory(), factory("/of/another")); }
 
-TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
+TEST_F(FileStore, WithoutFileLocksNoRankIsDeclaredDead) {
   without_locks = true;
-  expect_ranks_to_exchange_and_name_who_is_missing(factory());
+  expect_exchange_and_missing_rank_to_be_named(factory());
   const auto leaves = factory()();
   const auto stays = factory()();
   EXPECT_EQ(leaves->enter(1, 2).to_string(), "ok");
@@ -78,26 +74,26 @@ TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
   stays->leave();
   without_locks = false;
   for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
-    EXPECT_THAT(file.path().filename().string(), Not(AnyOf(HasSubstr("rank-"), HasSubstr("tmp-")))) << "stays behind";
+    EXPECT_THAT(file.path().filename().string(), Not(AnyOf(HasSubstr("rank-"), HasSubstr("tmp-")))) << "not removed by leave()";
 }
 
-TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
+TEST_F(FileStore, KeysStayInTheDirectory) {
   const auto store = factory()();
   ASSERT_TRUE(store->set("../../escaped", "x").ok());
   EXPECT_EQ(store->get("../../escaped", in(kTimeLimit)).value(), "x");
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/of/escaped"));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_ + "/of/a/job"), std::filesystem::directory_iterator()),
             1)
-      << "a temporary file stays behind";
+      << "a temporary file was not removed";
 }
 
-TEST_F(FileStore, ValuesAreForTheUsersEyesOnly) {
+TEST_F(FileStore, ValuesAreReadableByOwnerOnly) {
   ASSERT_TRUE(factory()()->set("secret", "x").ok());
   for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
     EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
-TEST_F(FileStore, AFolderThatOthersMayWriteToIsRefused) {
+TEST_F(FileStore, RefusesFolderWritableByOthers) {
   for (const mode_t mode : {0770, 0707, 0722}) {
     ASSERT_EQ(::chmod(directory_.c_str(), mode), 0);
     const auto store = make_file_store(directory_ + "/");
@@ -108,19 +104,19 @@ TEST_F(FileStore, AFolderThatOthersMayWriteToIsRefused) {
   ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
   EXPECT_TRUE(make_file_store(directory_).ok());
   const mode_t before = ::umask(0);
-  EXPECT_TRUE(make_file_store(directory_ + "/new").ok()) << "its own folder is refused where the umask is wide";
+  EXPECT_TRUE(make_file_store(directory_ + "/new").ok()) << "its own folder is refused under a wide umask";
   ::umask(before);
 }
 
-TEST_F(FileStore, AFolderOfAnotherUserIsRefused) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can make one";
+TEST_F(FileStore, RefusesFolderOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can change the owner of a folder";
   ASSERT_EQ(::chown(directory_.c_str(), 12345, 12345), 0);
   const auto store = make_file_store(directory_);
   ASSERT_FALSE(store.ok());
   EXPECT_THAT(store.status().message(), Mentions(directory_, "12345"));
 }
 
-TEST_F(FileStore, ALinkInPlaceOfTheFolderIsRefused) {
+TEST_F(FileStore, RefusesSymbolicLinkAsFolder) {
   ASSERT_EQ(::mkdir((directory_ + "/elsewhere").c_str(), 0700), 0);
   ASSERT_EQ(::symlink("elsewhere", (directory_ + "/store").c_str()), 0);
   for (const char* end : {"", "/"}) {
@@ -130,13 +126,13 @@ TEST_F(FileStore, ALinkInPlaceOfTheFolderIsRefused) {
   }
 }
 
-TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
+TEST_F(FileStore, NeverWritesToExistingTemporaryFile) {
   const auto store = make_file_store(directory_);
   ASSERT_TRUE(store.ok());
   const std::string victim = directory_ + "/victim";
   std::ofstream(victim) << "as it was";
   const std::string temporary = directory_ + "/tmp-" + std::to_string(::getpid()) + "-key-secret";
-  // A link that leads elsewhere, then a file that somebody has open.
+  // A symbolic link to another file, then a file that another process holds open.
   ASSERT_EQ(::symlink(victim.c_str(), temporary.c_str()), 0);
   ASSERT_TRUE((*store)->set("secret", "one").ok());
   const Descriptor open(::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -150,14 +146,14 @@ TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
   EXPECT_EQ(text, "as it was");
 }
 
-TEST_F(FileStore, AFileInPlaceOfTheDirectoryIsNamed) {
+TEST_F(FileStore, NamesFileInPlaceOfDirectory) {
   const auto store = make_file_store("/proc/version/store");
   ASSERT_FALSE(store.ok());
   EXPECT_EQ(store.status().code(), StatusCode::system_error);
   EXPECT_THAT(store.status().message(), Mentions("/proc/version/store"));
 }
 
-TEST_F(FileStore, AVanishedDirectoryIsAnErrorOfSet) {
+TEST_F(FileStore, SetFailsIfDirectoryWasRemoved) {
   const auto store = factory()();
   std::filesystem::remove_all(directory_);
   const Status status = store->set("key", "value");

@@ -92,7 +92,7 @@ class RailsBalance : public ::testing::TestWithParam<Wires> {
   Pair pair_;
 };
 
-TEST_P(RailsBalance, AllTogetherCarryNineTenthsOfWhatTheyCan) {
+TEST_P(RailsBalance, RailsCarryNineTenthsOfTheirCapacity) {
   double sum = 0;
   for (const double rate : GetParam().bytes_per_us) sum += rate;
   double least = GetParam().at_first;

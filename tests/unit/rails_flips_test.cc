@@ -76,7 +76,7 @@ class RailsFlips : public ::testing::TestWithParam<Wire> {
   static constexpr std::uint32_t kTile = 4000;
 };
 
-TEST_P(RailsFlips, AreRepairedWhereThereAreCheckSums) {
+TEST_P(RailsFlips, AreRepairedWithChecksums) {
   for (const bool from_the_start : {true, false}) {
     Pair pair(rails(), faults(0.05));
     for (auto& options : pair.options) options.integrity = from_the_start;
@@ -92,7 +92,7 @@ TEST_P(RailsFlips, AreRepairedWhereThereAreCheckSums) {
 }
 
 // Or what bears the front that was changed never comes.
-TEST_P(RailsFlips, ArriveWhereThereAreNone) {
+TEST_P(RailsFlips, ArriveWithoutChecksums) {
   int damaged = 0;
   for (std::uint64_t seed = 1; seed <= 20 && damaged == 0; ++seed) {
     Pair pair(rails(), faults(0.3, seed));
@@ -104,7 +104,7 @@ TEST_P(RailsFlips, ArriveWhereThereAreNone) {
   EXPECT_GT(damaged, 0);
 }
 
-TEST_P(RailsFlips, InATileEachTimeEndTheLinkAndNameTheRank) {
+TEST_P(RailsFlips, RepeatedInATileEndTheLinkAndNameTheRank) {
   Pair pair(rails(), faults(1));
   for (auto& options : pair.options) options.integrity = true;
   pair.open_and_connect();
@@ -115,7 +115,7 @@ TEST_P(RailsFlips, InATileEachTimeEndTheLinkAndNameTheRank) {
 }
 
 // Who leaves stays until all that it sent has come as it was.
-TEST_P(RailsFlips, AreRepairedAlsoWhenTheSenderLeavesAtOnce) {
+TEST_P(RailsFlips, AreRepairedIfTheSenderLeavesAtOnce) {
   std::uint64_t flips = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     Pair pair(rails(), faults(0.08, seed));  // so that none of a few pieces is changed 16 times in a row
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, RailsFlips,
                                            Wire{"written_by_two_rails", true, 0, 0, 0, 2}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(RailsRepeats, AMessageThatCannotBePutRightEndsTheLinkAndNamesTheRank) {
+TEST(RailsRepeats, UnrepairableMessageEndsTheLinkAndNamesTheRank) {
   Faults faults;
   faults.flip = 1;
   faults.flipped_bits = 3;

@@ -43,7 +43,7 @@ class Stranger {
   Operation operation_;
 };
 
-TEST(RailsLink, AnotherKeyOpensNothing) {
+TEST(RailsLink, AnotherKeyIsRefused) {
   Pair pair;
   pair.options[1].key.bytes[0] = std::byte{1};
   pair.open();
@@ -55,7 +55,7 @@ TEST(RailsLink, AnotherKeyOpensNothing) {
   EXPECT_THAT(refusals().last, Mentions("key"));
 }
 
-TEST(RailsLink, OtherSettingsAreAnErrorThatSaysWhich) {
+TEST(RailsLink, DifferentSettingsAreNamed) {
   Pair pair;
   pair.options[1].tiles_per_peer = 5;
   pair.open();
@@ -65,7 +65,7 @@ TEST(RailsLink, OtherSettingsAreAnErrorThatSaysWhich) {
   EXPECT_THAT(said.message(), Mentions("4", "5", "rank 0", "rank 1"));
 }
 
-TEST(RailsLink, MessagesWithoutTheTokenAndJunkAreDroppedAndCounted) {
+TEST(RailsLink, MessagesWithoutTokenAreDroppedAndCounted) {
   Pair pair;
   pair.open_and_connect();
   Stranger stranger(pair.network);
@@ -153,7 +153,7 @@ class ByHand {
   std::uint64_t refused_before_ = refusals().count;
 };
 
-TEST(RailsLink, APacketWithARecordedTokenAndWithoutTheKeyIsRefused) {
+TEST(RailsLink, RecordedTokenWithoutTheKeyIsRefused) {
   for (const bool integrity : {false, true}) {
     ByHand hand(0, integrity);
     ASSERT_TRUE(hand.connect().ok());
@@ -174,7 +174,7 @@ TEST(RailsLink, APacketWithARecordedTokenAndWithoutTheKeyIsRefused) {
   }
 }
 
-TEST(RailsLink, ARecordedPacketThatIsChangedIsRefused) {
+TEST(RailsLink, ChangedRecordedPacketIsRefused) {
   ByHand hand(0);
   ASSERT_TRUE(hand.connect().ok());
   const auto recorded = hand.peer->encoded(Packet());
@@ -189,7 +189,7 @@ TEST(RailsLink, ARecordedPacketThatIsChangedIsRefused) {
 }
 
 // The place where it would be checked is there only where tiles are written.
-TEST(RailsLink, AnAnnouncementWhereNothingIsWrittenIsRefused) {
+TEST(RailsLink, AnnouncementWithoutWritesIsRefused) {
   ByHand hand(0, true);
   ASSERT_TRUE(hand.connect().ok());
   for (std::uint32_t i = 0; i < 8; ++i) {
@@ -205,7 +205,7 @@ TEST(RailsLink, AnAnnouncementWhereNothingIsWrittenIsRefused) {
   hand.link->release();
 }
 
-TEST(RailsLink, ATileIsEitherWrittenOrSent) {
+TEST(RailsLink, TileIsEitherWrittenOrSent) {
   ByHand hand(512);
   ASSERT_TRUE(hand.connect().ok());
   Packet small = ByHand::tile(PacketKind::announce, 0, 1);
@@ -216,7 +216,7 @@ TEST(RailsLink, ATileIsEitherWrittenOrSent) {
   EXPECT_EQ(hand.refused(), 1U) << "sent, though it is large enough to be written";
 }
 
-TEST(RailsLink, MarksAreRefusedWhereNoWriteIsOpen) {
+TEST(RailsLink, MarksWithoutAnOpenWriteAreRefused) {
   const auto last = [] { return refusals().last; };
   {
     ByHand hand(512);
@@ -249,7 +249,7 @@ TEST(RailsLink, MarksAreRefusedWhereNoWriteIsOpen) {
 }
 
 // They are forgotten when it shows what the tile is: else it would be shown before all of it is there.
-TEST(RailsLink, MarksThatCameBeforeTheTileCountNoPieceThatItDoesNotHave) {
+TEST(RailsLink, EarlyMarksCountExistingPiecesOnly) {
   ByHand hand(512);
   ASSERT_TRUE(hand.connect().ok());
   hand.peer->write(0, {0, 0, 0});
@@ -269,7 +269,7 @@ TEST(RailsLink, MarksThatCameBeforeTheTileCountNoPieceThatItDoesNotHave) {
   hand.link->release();
 }
 
-TEST(RailsLink, ADeadRailIsLeftAndTheOthersGoOn) {
+TEST(RailsLink, DeadRailIsAbandonedWhileOthersContinue) {
   for (const double silent : {0.0, 1.0}) {
     MemoryRailOptions rails;
     rails.rails = 2;
@@ -289,7 +289,7 @@ TEST(RailsLink, ADeadRailIsLeftAndTheOthersGoOn) {
 }
 
 // An operation that has failed may still arrive. It must not find what was written after it.
-TEST(RailsLink, NothingNewIsWrittenUntilThePeerHasTakenItsSlotsFromTheLostRail) {
+TEST(RailsLink, WritesWaitUntilTheLostRailHasNoSlots) {
   MemoryRailOptions rails;
   rails.rails = 2;
   Faults faults;
@@ -330,7 +330,7 @@ TEST(RailsLink, NothingNewIsWrittenUntilThePeerHasTakenItsSlotsFromTheLostRail) 
   }));
 }
 
-TEST(RailsLink, TheLastRailThatFailsEndsTheLinkAndNamesThePeer) {
+TEST(RailsLink, LastFailedRailEndsTheLinkAndNamesThePeer) {
   Faults faults;
   faults.dying_rail = 0;
   faults.dying_rank = 0;
@@ -362,7 +362,7 @@ TEST(RailsLink, OptionsOutOfRangeAreRefused) {
   EXPECT_THAT(complaint([](OfiOptions& o) { o.stripe_bytes = 0; }), Mentions("0", "1024"));
 }
 
-TEST(RailsLink, MessagesThatAreTooSmallForTheTilesAreRefused) {
+TEST(RailsLink, TooSmallMessagesAreRefused) {
   Faults faults;
   faults.max_message_bytes = 200;
   Pair pair({}, faults);

@@ -10,7 +10,7 @@ using std::chrono::milliseconds;
 
 constexpr RailLoad::Clock::time_point kStart{milliseconds(1000)};
 
-TEST(RailLoad, WhatHasComeIsSubtractedInTheOrderOfPosting) {
+TEST(RailLoad, ArrivalsAreSubtractedInPostingOrder) {
   RailLoad load;
   load.reserve(3);
   load.post(100, kStart);
@@ -26,7 +26,7 @@ TEST(RailLoad, WhatHasComeIsSubtractedInTheOrderOfPosting) {
   EXPECT_EQ(load.bytes(), 0U);
 }
 
-TEST(RailLoad, WhatWasSaidEarlierOrCannotBeChangesNothing) {
+TEST(RailLoad, StaleOrImpossibleReportsChangeNothing) {
   RailLoad load;
   load.reserve(4);
   for (int i = 0; i < 4; ++i) load.post(10, kStart);
@@ -41,7 +41,7 @@ TEST(RailLoad, WhatWasSaidEarlierOrCannotBeChangesNothing) {
 }
 
 // Its words are late and come together; its clock, which goes round, says when it was.
-TEST(RailLoad, TheSpeedIsByThePeersClockAndIsForgottenAfterATimeWithoutLoad) {
+TEST(RailLoad, SpeedUsesThePeersClockAndExpiresWhenIdle) {
   RailLoad load;
   load.reserve(64);
   std::uint32_t come = 0;
@@ -69,7 +69,7 @@ TEST(RailLoad, TheSpeedIsByThePeersClockAndIsForgottenAfterATimeWithoutLoad) {
 }
 
 // To take it for as fast as the best would put half of all that is under way behind it.
-TEST(RailLoad, ASlowRailGetsOnePieceAtATimeAsAnotherChance) {
+TEST(RailLoad, SlowRailIsRetriedOnePieceAtATime) {
   RailLoad load;
   load.reserve(64);
   std::uint32_t come = 0;
@@ -93,7 +93,7 @@ TEST(RailLoad, ASlowRailGetsOnePieceAtATimeAsAnotherChance) {
 }
 
 // A rail that gets little looks slow, and would get even less.
-TEST(RailLoad, TimesWithLittleToDoDoNotMakeItSlow) {
+TEST(RailLoad, LowLoadDoesNotLowerTheSpeed) {
   RailLoad load;
   load.reserve(64);
   std::uint32_t come = 0;
@@ -111,7 +111,7 @@ TEST(RailLoad, TimesWithLittleToDoDoNotMakeItSlow) {
   EXPECT_NEAR(load.bytes_per_us(), 25, 1) << "but where it is always slow, it is";
 }
 
-TEST(RailLoad, CountsGoRound) {
+TEST(RailLoad, CountsWrap) {
   RailLoad load;
   load.reserve(2);
   for (std::uint64_t i = 1; i < 100'000; ++i) {

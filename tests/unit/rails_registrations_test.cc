@@ -22,7 +22,7 @@ class Registrations : public ::testing::Test {
   std::unique_ptr<Rail> rail_;
 };
 
-TEST_F(Registrations, NeighboursShareABlock) {
+TEST_F(Registrations, AdjacentBuffersShareABlock) {
   RegistrationCache cache(*rail_, memory_, {});
   auto* const first = cache.acquire(memory_.data() + 10, 1000, 0);
   ASSERT_NE(first, nullptr);
@@ -39,7 +39,7 @@ TEST_F(Registrations, NeighboursShareABlock) {
   EXPECT_EQ(cache.bytes(), 0U);
 }
 
-TEST_F(Registrations, WhatLiesElsewhereHasNone) {
+TEST_F(Registrations, OtherMemoryHasNoBlock) {
   RegistrationCache cache(*rail_, std::span(memory_).subspan(kBlock, kBlock), {});
   EXPECT_EQ(cache.acquire(memory_.data(), 10, 0), nullptr);
   EXPECT_EQ(cache.acquire(memory_.data() + kBlock - 1, 10, 0), nullptr);
@@ -49,7 +49,7 @@ TEST_F(Registrations, WhatLiesElsewhereHasNone) {
   cache.clear();
 }
 
-TEST_F(Registrations, BoundsHoldAndTheLongestUnusedGoesFirst) {
+TEST_F(Registrations, EvictsLeastRecentlyUsedWithinBounds) {
   for (const RegistrationLimits limits : {RegistrationLimits{2 * kBlock, 100}, RegistrationLimits{100 * kBlock, 2}}) {
     RegistrationCache cache(*rail_, memory_, limits);
     const auto acquire = [&](std::size_t block) { return cache.acquire(memory_.data() + block * kBlock, 100, 0); };
@@ -69,7 +69,7 @@ TEST_F(Registrations, BoundsHoldAndTheLongestUnusedGoesFirst) {
   }
 }
 
-TEST_F(Registrations, AllAreForgottenWhenPagesHaveBeenGivenBack) {
+TEST_F(Registrations, ReleasedPagesDropAllRegistrations) {
   RegistrationCache cache(*rail_, memory_, {});
   auto* const used = cache.acquire(memory_.data(), 100, 0);
   auto* const idle = cache.acquire(memory_.data() + kBlock, 100, 0);

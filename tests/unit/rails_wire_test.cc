@@ -46,7 +46,7 @@ TEST(RailsWire, PacketsSurviveTheRoundTrip) {
   EXPECT_EQ(*read, sample_packet());
 }
 
-TEST(RailsWire, EveryChangedBitOfAPacketIsSeen) {
+TEST(RailsWire, ChangedBitOfAPacketIsDetected) {
   const auto good = encoded(sample_packet());
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     auto bytes = good;
@@ -56,7 +56,7 @@ TEST(RailsWire, EveryChangedBitOfAPacketIsSeen) {
   }
 }
 
-TEST(RailsWire, TwoChangedBitsOfAPacketAreSeenAndNotPutRight) {
+TEST(RailsWire, TwoChangedBitsAreDetectedButNotCorrected) {
   const auto good = encoded(sample_packet());
   for (std::size_t bit = 0; bit < 8 * good.size(); bit += 5) {
     auto bytes = good;
@@ -66,7 +66,7 @@ TEST(RailsWire, TwoChangedBitsOfAPacketAreSeenAndNotPutRight) {
   }
 }
 
-TEST(RailsWire, TheTokenIsReadFromDamagedPacketsToo) {
+TEST(RailsWire, TokenIsReadFromDamagedPackets) {
   auto bytes = encoded(sample_packet());
   EXPECT_EQ(token_in(bytes), sample_packet().token);
   bytes[0] ^= std::byte{1};
@@ -89,7 +89,7 @@ TEST(RailsWire, PacketsOutOfRangeAreRefused) {
   }
 }
 
-TEST(RailsWire, PiecesAreTheTileWithoutGapsAndOverlaps) {
+TEST(RailsWire, PiecesCoverTheTileExactly) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 1000, 4096, 262143}) {
     for (const std::uint32_t pieces : {1U, 2U, 3U, 7U, 256U}) {
       std::size_t end = 0;
@@ -130,7 +130,7 @@ Record sample_record() {
   return record;
 }
 
-TEST(RailsWire, RecordsSurviveTheRoundTripAndShowTheirMaker) {
+TEST(RailsWire, RecordsRoundTripAndProveTheirOrigin) {
   Key key;
   key.bytes.fill(std::byte{5});
   Key other = key;

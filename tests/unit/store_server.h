@@ -1,4 +1,4 @@
-// The store that rank 0 serves, and who speaks to it.
+// The store that rank 0 serves, and bare clients of it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace shoal {
 
 inline constexpr const char* kHost = "127.0.0.1";
 
-/// A server on a free port and what connects to it.
+/// A server on a free port, and connections to it.
 class StoreServer : public ::testing::Test {
  protected:
   StoreServer() : port_(free_port(kHost).value()) {}
@@ -35,7 +35,7 @@ class StoreServer : public ::testing::Test {
       return store.ok() ? std::move(*store) : nullptr;
     };
   }
-  /// A bare connection, as a stranger makes it.
+  /// A bare connection without a handshake.
   [[nodiscard]] Descriptor dial() const {
     auto socket = connect_to(kHost, port_, in(kTimeLimit));
     EXPECT_TRUE(socket.ok()) << socket.status().to_string();
@@ -44,7 +44,7 @@ class StoreServer : public ::testing::Test {
   static void say(const Descriptor& socket, const std::string& bytes) {
     static_cast<void>(send_all(socket.get(), bytes.data(), bytes.size(), in(milliseconds(200))));
   }
-  /// Whether the other side closes this connection, which may first say something.
+  /// Whether the server closes this connection, possibly after an answer.
   static bool is_closed(const Descriptor& socket) {
     char byte = 0;
     Status status;
@@ -62,13 +62,13 @@ class StoreServer : public ::testing::Test {
   bool served_ = false;
 };
 
-inline const Key kNoKey = key_from_text("");  // of the tests' environment
+inline const Key kNoKey = key_from_text("");  // the key of an environment without SHOAL_JOB_KEY
 
 inline std::string number(std::uint32_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
 inline std::string block(const std::string& bytes) { return number(static_cast<std::uint32_t>(bytes.size())) + bytes; }
 inline std::string hello(std::uint32_t version, const std::string& job) { return store_hello(job, Nonce{}, version); }
 
-/// A client's words and proof, and what seals the rest.
+/// The bytes of a client's handshake, and the cipher for its records.
 struct Entered {
   std::string said;
   RecordCipher cipher;
@@ -80,7 +80,7 @@ struct Entered {
   }
 };
 
-/// The client's part of the handshake with `key`; nothing where the server said no.
+/// Makes the client's part of the handshake with `key`; nullopt if the server refuses.
 inline std::optional<Entered> enter(const Descriptor& socket, const std::string& job, const Key& key, bool prove_it = true) {
   const Nonce mine{};
   const std::string words = store_hello(job, mine);

@@ -1,4 +1,4 @@
-// What every store does, and how ranks meet in it.
+// Checks that every kind of store must pass.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -24,14 +24,14 @@ using testing::Mentions;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-inline constexpr auto kTimeLimit = std::chrono::seconds(60);  // far above what any machine needs
+inline constexpr auto kTimeLimit = std::chrono::seconds(60);  // far longer than needed on any machine
 
 inline Clock::time_point in(Clock::duration time) { return Clock::now() + time; }
 
-/// Makes stores that see each other; the first is the server where there is one.
+/// Makes stores that share their content; the first is the server, if the kind has one.
 using StoreFactory = std::function<std::unique_ptr<Store>()>;
 
-inline void expect_a_dictionary_for_all_threads(const StoreFactory& make) {
+inline void expect_service_for_all_threads(const StoreFactory& make) {
   constexpr int kThreads = 6;
   constexpr int kKeys = 40;
   std::vector<std::unique_ptr<Store>> stores;
@@ -51,7 +51,7 @@ inline void expect_a_dictionary_for_all_threads(const StoreFactory& make) {
       std::string& error = errors[static_cast<std::size_t>(t)];
       for (int k = 0; k < kKeys && error.empty(); ++k) {
         if (const Status status = store.set(key(t, k), value(t, k)); !status.ok()) error = status.to_string();
-        // Mostly before the other has written it: the reader waits.
+        // Usually before the other thread has written it, so the reader waits.
         const int other = (t + 1 + k) % kThreads;
         const auto got = store.get(key(other, k), in(kTimeLimit));
         if (!got.ok())
@@ -65,7 +65,7 @@ inline void expect_a_dictionary_for_all_threads(const StoreFactory& make) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
+inline void expect_timeouts_to_name_the_key(const StoreFactory& make) {
   const auto one = make();
   const auto other = make();
   ASSERT_TRUE(one != nullptr && other != nullptr);
@@ -77,7 +77,7 @@ inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
     EXPECT_THAT(missing.status().message(), Mentions("absent"));
     EXPECT_GE(Clock::now() - start, time_limit);
   }
-  // The store is as good as before: answers are not mixed up, even where the late key comes after all.
+  // The store still works: answers are not mixed up, even if the missing key is set later.
   ASSERT_TRUE(one->set("absent", "late").ok());
   ASSERT_TRUE(other->set("second", "2").ok());
   for (Store* store : {one.get(), other.get()}) {
@@ -86,7 +86,7 @@ inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
   }
 }
 
-inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory& make) {
+inline void expect_exchange_and_missing_rank_to_be_named(const StoreFactory& make) {
   constexpr int kRanks = 5;
   std::vector<std::unique_ptr<Store>> stores;
   for (int r = 0; r < kRanks; ++r) stores.push_back(make());
@@ -111,9 +111,9 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   EXPECT_THAT(missing.status().message(), Mentions("second", "rank 5", "6"));
 }
 
-// Rank 1 gives up after the first step, in which rank 2 is late: both others hear why, and rank 0, which serves, waits for
+// Rank 1 aborts after the first step, in which rank 2 is late: both others get the reason, and rank 0, the server, waits for
 // them.
-inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
+inline void expect_abort_to_reach_all_ranks(const StoreFactory& make) {
   std::vector<std::unique_ptr<Store>> stores;
   for (int r = 0; r < 3; ++r) stores.push_back(make());
   std::vector<std::string> seen(3);
@@ -137,31 +137,32 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
     EXPECT_THAT(seen[static_cast<std::size_t>(r)], Mentions("system_error", "rank 1", "no memory?[31m for a mapping"));
 }
 
-// Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
-inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const StoreFactory& make) {
+// Rank 1 detects the death of rank 2 and aborts. Rank 0 detects only the loss of rank 1, and reports the cause that rank 1
+// published.
+inline void expect_loss_to_report_its_root_cause(const StoreFactory& make) {
   const auto exchange_of = [&](Store& store, int rank) { return StartupExchange(store, rank, 3, in(kTimeLimit)); };
   const Status first(StatusCode::peer_failed, "rank 2 went away");
   const Status second(StatusCode::peer_failed, "rank 1 went away");
   const std::unique_ptr<Store> store = make();
   EXPECT_EQ(exchange_of(*store, 1).abort(first).message(), first.message());
   EXPECT_THAT(exchange_of(*store, 0).abort(second).message(), Mentions("rank 1", first.message()));
-  const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
+  const Status own(StatusCode::system_error, "no memory");  // a rank with its own error keeps it
   EXPECT_EQ(exchange_of(*store, 0).abort(own).message(), own.message());
-  for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
-    ASSERT_TRUE(store->set(Store::kGivenUp, told).ok());
+  for (const std::string cause : {"", "x", "1", "17 ", "1 -"}) {  // malformed causes
+    ASSERT_TRUE(store->set(Store::kGivenUp, cause).ok());
     const Status reported = exchange_of(*store, 0).abort(second);
-    EXPECT_THAT(reported.message(), ::testing::AnyOf(Mentions("rank 1"), Mentions("rank 17"))) << told;
+    EXPECT_THAT(reported.message(), ::testing::AnyOf(Mentions("rank 1"), Mentions("rank 17"))) << cause;
   }
 }
 
-inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& make) {
+inline void expect_ended_rank_to_be_reported_at_once(const StoreFactory& make) {
   const auto waits = make();
-  const auto waits_for_another = make();
+  const auto other_waiter = make();
   auto ends = make();
   auto leaves = make();
   ASSERT_TRUE(ends->enter(2, 5).ok());
   ASSERT_TRUE(leaves->enter(3, 5).ok());
-  // Who lives is waited for, also after a call of its own that has come to its deadline.
+  // A live rank is waited for, also after its own call has timed out.
   EXPECT_EQ(ends->get("absent", in(milliseconds(20))).status().code(), StatusCode::timeout);
   ASSERT_TRUE(ends->set("legacy", "x").ok());
   EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
@@ -170,7 +171,7 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   Status of_the_dead;
   Status of_the_living;
   std::thread first([&] { of_the_dead = waits->get_from(2, "absent", in(kTimeLimit)).status(); });
-  std::thread second([&] { of_the_living = waits_for_another->get_from(3, "absent", in(milliseconds(400))).status(); });
+  std::thread second([&] { of_the_living = other_waiter->get_from(3, "absent", in(milliseconds(400))).status(); });
   std::this_thread::sleep_for(milliseconds(20));
   ends.reset();
   first.join();
@@ -181,40 +182,40 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   EXPECT_EQ(of_the_living.code(), StatusCode::timeout) << of_the_living.to_string();
   EXPECT_EQ(waits->get_from(2, "legacy", in(kTimeLimit)).value(), "x");
   EXPECT_EQ(waits->get_from(2, "second", in(kTimeLimit)).status().code(), StatusCode::peer_failed);
-  EXPECT_EQ(waits->get("second", in(milliseconds(50))).status().code(), StatusCode::timeout) << "nobody has to set it";
+  EXPECT_EQ(waits->get("second", in(milliseconds(50))).status().code(), StatusCode::timeout) << "no rank must set this key";
   EXPECT_EQ(waits->look(in(kTimeLimit)).message(), of_the_dead.message());
 
   leaves->leave();
   leaves.reset();
   EXPECT_EQ(waits->get_from(3, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
-  const auto comes_again = make();
-  ASSERT_TRUE(comes_again->enter(2, 5).ok());
-  ASSERT_TRUE(comes_again->set("third", "x").ok());
+  const auto rejoins = make();
+  ASSERT_TRUE(rejoins->enter(2, 5).ok());
+  ASSERT_TRUE(rejoins->set("third", "x").ok());
   EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
   EXPECT_EQ(waits->look(in(kTimeLimit)).to_string(), "ok");
 
-  // Who has entered and waits for a rank hears that another gives up.
+  // A rank that has entered and waits for a key learns that another rank aborts.
   ASSERT_TRUE(waits->enter(4, 5).ok());
-  Status of_who_entered;
-  std::thread third([&] { of_who_entered = waits->get_from(2, "absent", in(kTimeLimit)).status(); });
+  Status of_entered_rank;
+  std::thread third([&] { of_entered_rank = waits->get_from(2, "absent", in(kTimeLimit)).status(); });
   std::this_thread::sleep_for(milliseconds(20));
-  ASSERT_TRUE(comes_again->set(Store::kGivenUp, "why").ok());
+  ASSERT_TRUE(rejoins->set(Store::kGivenUp, "why").ok());
   third.join();
-  EXPECT_EQ(of_who_entered.to_string(), "aborted: why");
+  EXPECT_EQ(of_entered_rank.to_string(), "aborted: why");
   EXPECT_EQ(waits->look(in(kTimeLimit)).code(), StatusCode::aborted);
   EXPECT_EQ(waits->get(Store::kGivenUp, in(kTimeLimit)).value(), "why");
   EXPECT_EQ(waits->get("absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
-  EXPECT_EQ(waits_for_another->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  EXPECT_EQ(other_waiter->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
   waits->leave();
   EXPECT_EQ(waits->look(in(kTimeLimit)).to_string(), "ok");
 }
 
-// Rank 2 ends after the first step. The others name it, and rank 0 does not wait for it to hear so.
-inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) {
+// Rank 2 ends after the first step. The others name it, and rank 0 does not wait for it.
+inline void expect_rank_that_ends_between_steps_to_be_named(const StoreFactory& make) {
   std::vector<std::unique_ptr<Store>> stores;
   for (int r = 0; r < 3; ++r) stores.push_back(make());
   std::vector<std::string> seen(3);
-  Clock::duration parting{};
+  Clock::duration leaving_time{};
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
@@ -228,29 +229,29 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
       const auto start = Clock::now();
       store->leave();
       exchange.leave();
-      if (r == 0) parting = Clock::now() - start;
+      if (r == 0) leaving_time = Clock::now() - start;
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const int r : {0, 1}) EXPECT_THAT(seen[static_cast<std::size_t>(r)], Mentions("peer_failed", "second", "rank 2"));
-  EXPECT_LT(parting, milliseconds(900));
+  EXPECT_LT(leaving_time, milliseconds(900));
 }
 
 // Two processes with one rank, and ranks with different sizes: every rank that has entered gets the error in its current wait.
-inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactory& make, const StoreFactory& make_other) {
+inline void expect_incompatible_ranks_to_be_named(const StoreFactory& make, const StoreFactory& make_other) {
   const auto one = make();
   const auto other = make();
   const std::string process = "process " + std::to_string(::getpid()) + " ";
   ASSERT_TRUE(one->enter(1, 3).ok());
-  Status of_who_waits;
-  std::thread waits([&] { of_who_waits = one->get_from(2, "absent", in(kTimeLimit)).status(); });
+  Status of_waiting_rank;
+  std::thread waits([&] { of_waiting_rank = one->get_from(2, "absent", in(kTimeLimit)).status(); });
   std::this_thread::sleep_for(milliseconds(20));
   Status of_the_second = other->enter(1, 3);
   if (of_the_second.ok()) of_the_second = other->get_from(0, "absent", in(kTimeLimit)).status();
   waits.join();
-  for (const Status& told : {of_who_waits, of_the_second}) {
-    EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
-    EXPECT_THAT(told.message(), Mentions("rank 1", process));
+  for (const Status& status : {of_waiting_rank, of_the_second}) {
+    EXPECT_EQ(status.code(), StatusCode::mismatch) << status.to_string();
+    EXPECT_THAT(status.message(), Mentions("rank 1", process));
   }
 
   const auto two = make_other();
@@ -259,9 +260,9 @@ inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactor
   ASSERT_TRUE(two->set("key", "value").ok());
   Status of_three = three->enter(2, 3);
   if (of_three.ok()) of_three = three->get_from(0, "absent", in(kTimeLimit)).status();
-  for (const Status& told : {of_three, two->get_from(1, "absent", in(kTimeLimit)).status(), two->look(in(kTimeLimit))}) {
-    EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
-    EXPECT_THAT(told.message(), Mentions("rank 0", "size 2", "rank 2", "size 3"));
+  for (const Status& status : {of_three, two->get_from(1, "absent", in(kTimeLimit)).status(), two->look(in(kTimeLimit))}) {
+    EXPECT_EQ(status.code(), StatusCode::mismatch) << status.to_string();
+    EXPECT_THAT(status.message(), Mentions("rank 0", "size 2", "rank 2", "size 3"));
   }
 }
 

@@ -47,7 +47,7 @@ TEST(Crc32c, HasThePublishedValues) {
   }
 }
 
-TEST(Crc32c, IsTheSameHoweverItIsMade) {
+TEST(Crc32c, IsTheSameInEveryImplementation) {
   std::printf("by %s\n", crc32c_is_fast() ? "instructions" : "tables");
   // Around the lengths at which strands begin, and some beyond.
   for (const std::size_t size :
@@ -66,7 +66,7 @@ TEST(Crc32c, IsTheSameHoweverItIsMade) {
   }
 }
 
-TEST(Crc32c, ShowsAnyChangedBit) {
+TEST(Crc32c, DetectsAnyChangedBit) {
   auto data = random_bytes(4096);
   const std::uint32_t before = crc32c(data);
   for (std::size_t bit = 0; bit < 8 * data.size(); bit += 5) {

@@ -21,7 +21,7 @@ struct Shape {
 
 class TcpMessage : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(TcpMessage, ArrivesUnchangedThereAndBack) {
+TEST_P(TcpMessage, ArrivesUnchangedBothWays) {
   const Shape shape = GetParam();
   auto ends = make_group(options_for(2, shape.sockets, shape.tile_bytes));
   ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
@@ -55,7 +55,7 @@ std::vector<End> make_pair_of(int sockets, std::size_t tile_bytes) {
   return ends;
 }
 
-TEST(TcpLink, WhatIsLentIsFreeWhenNothingElseIsToBeDone) {
+TEST(TcpLink, IdleSenderFreesLentTile) {
   auto ends = make_pair_of(1, 4096);
   const auto message = random_bytes(4096, 5);
   std::vector<std::byte> memory = message;
@@ -70,7 +70,7 @@ TEST(TcpLink, WhatIsLentIsFreeWhenNothingElseIsToBeDone) {
   EXPECT_TRUE(receive_message(ends[1], 0, message, 4096));
 }
 
-TEST(TcpLink, WhoGivesUpGetsBackWhatHeLent) {
+TEST(TcpLink, AbortFreesLentTile) {
   auto ends = make_pair_of(1, 4096);
   const auto message = random_bytes(4096, 6);
   std::vector<std::byte> memory = message;
@@ -104,7 +104,7 @@ TEST(TcpLink, ManySmallTilesKeepTheirOrder) {
   EXPECT_EQ(wrong, 0U);
 }
 
-TEST(TcpLink, PayloadsLieOnWholeCacheLines) {
+TEST(TcpLink, PayloadsAreAlignedToCacheLines) {
   auto ends = make_pair_of(1, 4096);
   for (std::uint32_t size : {25U, 63U, 64U, 65U, 449U, 4095U}) {
     const auto data = random_bytes(size, size);
@@ -116,7 +116,7 @@ TEST(TcpLink, PayloadsLieOnWholeCacheLines) {
   }
 }
 
-TEST(TcpLink, SmallTilesOfOnePassLeaveTogether) {
+TEST(TcpLink, SmallTilesOfOnePassAreSentTogether) {
   auto ends = make_pair_of(1, 4096);
   Link& link = ends[0].link(1);
   const auto data = random_bytes(64, 1);
@@ -136,7 +136,7 @@ TEST(TcpLink, SmallTilesOfOnePassLeaveTogether) {
   EXPECT_EQ(link.sent_tiles(), 4U);
 }
 
-TEST(TcpLink, AFullReceiverSleepsAndWakesAgain) {
+TEST(TcpLink, FullReceiverSleepsAndWakesAgain) {
   auto ends = make_pair_of(2, 4096);
   const auto data = random_bytes(4096, 1);
   std::uint64_t taken = 0;
@@ -171,7 +171,7 @@ TEST(TcpLink, AFullReceiverSleepsAndWakesAgain) {
 
 // The link's own timer may find room in the moment in which the event that says so is on its way. Whoever is about to sleep
 // then must not miss it: no second event follows.
-TEST(TcpLink, RoomThatTheTimerFindsFirstKeepsTheSenderAwake) {
+TEST(TcpLink, RoomFoundByTheTimerKeepsTheSenderAwake) {
   constexpr std::size_t kTile = 512 << 10;  // four of them are more than the kernel takes
   auto ends = make_pair_of(1, kTile);
   Link& link = ends[0].link(1);
@@ -200,14 +200,14 @@ TEST(TcpLink, RoomThatTheTimerFindsFirstKeepsTheSenderAwake) {
   }
 }
 
-TEST(TcpLink, APeerThatClosesBeforeAnythingMovedIsReported) {
+TEST(TcpLink, PeerThatClosesBeforeAnyTrafficIsReported) {
   auto ends = make_pair_of(2, 4096);
   ends[1].destroy();
   expect_failed(ends[0], 1);
   EXPECT_THAT(ends[0].link(1).status().message(), testing::Mentions("rank 1", "closed"));
 }
 
-TEST(TcpLink, LinksMayOutliveTheTransportAndTheOtherWayRound) {
+TEST(TcpLink, LinksAndTransportMayOutliveEachOther) {
   auto ends = make_pair_of(2, 4096);
   ends[1].transport.reset();
   EXPECT_EQ(ends[1].link(0).status().code(), StatusCode::aborted);
@@ -219,7 +219,7 @@ TEST(TcpLink, LinksMayOutliveTheTransportAndTheOtherWayRound) {
   EXPECT_EQ(ends[0].transport->memory_bytes(), 0U);
 }
 
-TEST(TcpLink, EverythingSentBeforeTheEndArrivesThoughItNeverFitsTheRings) {
+TEST(TcpLink, TilesBeforeTheEndArriveBeyondRingSize) {
   for (int sockets : {1, 4}) {
     auto ends = make_pair_of(sockets, 4096);
     const auto data = random_bytes(4096, 1);
@@ -243,7 +243,7 @@ TEST(TcpLink, EverythingSentBeforeTheEndArrivesThoughItNeverFitsTheRings) {
   }
 }
 
-TEST(TcpLink, AReceiverThatIsFullStillLearnsOfTheEndAndKeepsWhatArrived) {
+TEST(TcpLink, FullReceiverDetectsTheEndAndKeepsTiles) {
   auto ends = make_pair_of(2, 4096);
   const auto data = random_bytes(4096, 1);
   for (int i = 0; i < 40; ++i) {
@@ -261,7 +261,7 @@ TEST(TcpLink, AReceiverThatIsFullStillLearnsOfTheEndAndKeepsWhatArrived) {
   EXPECT_EQ(link.peek(), nullptr);
 }
 
-TEST(TcpLink, AKilledProcessIsNoticedAtEveryPoint) {
+TEST(TcpLink, KilledProcessIsDetectedAtEveryPoint) {
   for (int victims_tiles : {0, 1, 5, 100, 1000}) {
     // The child is forked before any thread exists here, and tells its address through a pipe.
     int up[2];
@@ -312,7 +312,7 @@ TEST(TcpLink, AKilledProcessIsNoticedAtEveryPoint) {
   }
 }
 
-TEST(TcpLink, AForkedChildThatExitsLeavesTheLinkAlone) {
+TEST(TcpLink, ExitOfForkedChildKeepsTheLink) {
   auto ends = make_pair_of(2, 4096);
   const pid_t child = ::fork();
   if (child == 0) {

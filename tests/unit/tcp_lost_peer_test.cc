@@ -18,7 +18,7 @@
 namespace shoal::tcp_test {
 namespace {
 
-TEST(TcpLostPeer, APeerThatHasEndedIsNotWaitedFor) {
+TEST(TcpLostPeer, EndedPeerIsLostAtOnce) {
   for (const int ended : {0, 1}) {
     Pair pair(2, 4096, true, pass_all());
     ASSERT_TRUE(pair.connected());
@@ -32,7 +32,7 @@ TEST(TcpLostPeer, APeerThatHasEndedIsNotWaitedFor) {
 
 // Where a listener goes in the very moment of a knock, the system may leave the knocker with a connection that has no other
 // end.
-TEST(TcpLostPeer, AKnockThatNobodyWillEverAnswerEnds) {
+TEST(TcpLostPeer, ConnectionWithoutOtherEndEnds) {
   Door door(8);
   Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
   ASSERT_TRUE(pair.connected());
@@ -51,7 +51,7 @@ TEST(TcpLostPeer, AKnockThatNobodyWillEverAnswerEnds) {
   if (!may_vanish) GTEST_SKIP() << "this process may not put sockets under repair (CAP_NET_ADMIN)";
 }
 
-TEST(TcpLostPeer, APeerWhoseHostIsSilentIsWaitedForAsLongAsOneIsTold) {
+TEST(TcpLostPeer, SilentHostIsLostAfterTheConfiguredTime) {
   const SilentDoor door;
   constexpr std::chrono::seconds kLostAfter{7};
   Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address, kLostAfter);
@@ -63,7 +63,7 @@ TEST(TcpLostPeer, APeerWhoseHostIsSilentIsWaitedForAsLongAsOneIsTold) {
   EXPECT_GE(Clock::now() - start, kLostAfter - std::chrono::seconds(1)) << "a flap of the network may last as long";
 }
 
-TEST(TcpLostPeer, APeerThatClosesEachConnectionIsLostAfterThreeSeconds) {
+TEST(TcpLostPeer, PeerThatClosesEachConnectionIsLost) {
   const ClosingDoor door(std::chrono::milliseconds(0));
   Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
   ASSERT_TRUE(pair.connected());
@@ -76,7 +76,7 @@ TEST(TcpLostPeer, APeerThatClosesEachConnectionIsLostAfterThreeSeconds) {
 }
 
 // One that is busy takes the connection late, and closes what does not greet later still.
-TEST(TcpLostPeer, APeerThatKeepsAConnectionForLongLives) {
+TEST(TcpLostPeer, PeerThatHoldsAConnectionIsAlive) {
   const ClosingDoor door(std::chrono::milliseconds(3500));
   Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
   ASSERT_TRUE(pair.connected());
@@ -89,7 +89,7 @@ TEST(TcpLostPeer, APeerThatKeepsAConnectionForLongLives) {
 }
 
 // A send moves what comes, too: where that is the end of the peer, whoever sleeps on the transport would not be woken for it.
-TEST(TcpLostPeer, WhatASendFindsIsDueToBeRead) {
+TEST(TcpLostPeer, EndFoundBySendIsReported) {
   Pair pair(1, 4096, true, pass_all());
   ASSERT_TRUE(pair.connected());
   std::vector<std::unique_ptr<Link>> links;
@@ -115,7 +115,7 @@ TEST(TcpLostPeer, WhatASendFindsIsDueToBeRead) {
   EXPECT_EQ(heard[0].kind, ControlPlane::Message::Kind::death);
 }
 
-TEST(TcpLostPeer, APeerThatIsBusyIsWaitedFor) {
+TEST(TcpLostPeer, BusyPeerIsWaitedFor) {
   std::atomic<bool> cut = false;
   const auto judge = [&](const Passage& passage) -> std::size_t { return cut.exchange(false) ? 0 : passage.bytes.size(); };
   for (const int busy : {0, 1}) {
@@ -143,7 +143,7 @@ TEST(TcpLostPeer, APeerThatIsBusyIsWaitedFor) {
   }
 }
 
-TEST(TcpLostPeer, AnAddressThatIsGoneIsLeftForTheNext) {
+TEST(TcpLostPeer, LostAddressIsReplacedByTheNext) {
   auto options = options_for(2, 1, 4096);
   std::vector<End> ends(2);
   for (std::size_t i = 0; i < 2; ++i) ends[i].transport = std::move(*make_tcp_transport(options[i]));
@@ -196,7 +196,7 @@ struct Pathways {
 };
 
 // Bridges of containers have the same address on many hosts, and on this one.
-TEST(TcpLostPeer, WhoAnswersAtAnotherAddressDoesNotEndAPeerWhoseHostIsSilent) {
+TEST(TcpLostPeer, OtherHostAtAnAddressDoesNotEndTheSilentPeer) {
   const SilentDoor silent;
   const Door refusing(Door::kNobodyListens, "127.0.0.2");
   const ClosingDoor closing(std::chrono::milliseconds(0), "127.0.0.2");
@@ -213,7 +213,7 @@ TEST(TcpLostPeer, WhoAnswersAtAnotherAddressDoesNotEndAPeerWhoseHostIsSilent) {
   }
 }
 
-TEST(TcpLostPeer, SocketsThatAreLostTogetherTryEachAddress) {
+TEST(TcpLostPeer, SocketsLostTogetherTryEachAddress) {
   Pathways pair;
   ASSERT_TRUE(pair.connected());
   const std::string first = pair.proxy->address();
@@ -229,7 +229,7 @@ TEST(TcpLostPeer, SocketsThatAreLostTogetherTryEachAddress) {
 }
 
 // No way leads to a multicast group.
-TEST(TcpLostPeer, ARefusalAtOneAddressIsNoneAtTheOther) {
+TEST(TcpLostPeer, RefusalCountsForOneAddressOnly) {
   Pathways pair("224.0.0.1:9");
   ASSERT_TRUE(pair.connected());
   pair.proxy.reset();
@@ -238,7 +238,7 @@ TEST(TcpLostPeer, ARefusalAtOneAddressIsNoneAtTheOther) {
   EXPECT_GE(Clock::now() - start, Pathways::kLostAfter - std::chrono::seconds(1));
 }
 
-TEST(TcpLostPeer, APeerThatHasEndedIsNotWaitedForAtAnyOfItsAddresses) {
+TEST(TcpLostPeer, EndedPeerIsLostAtAllItsAddresses) {
   const Door second(Door::kNobodyListens, "127.0.0.2");
   const Door third(Door::kNobodyListens, "127.0.0.3");
   Pathways pair(second.address + "," + third.address);
@@ -258,7 +258,7 @@ std::vector<End> straight_pair(std::chrono::seconds lost_after) {
 }
 
 // The connections stay silent, the way is open again: a new one need not wait until the system tries the old one.
-TEST(TcpLostPeer, AConnectionThatIsSilentForSecondsIsMadeAnew) {
+TEST(TcpLostPeer, SilentConnectionIsReplaced) {
   auto ends = straight_pair(std::chrono::seconds(20));
   silence(sockets_between(ends[0].transport->address(), kAnybody));
   silence(sockets_between(kAnybody, ends[0].transport->address()));
@@ -270,7 +270,7 @@ TEST(TcpLostPeer, AConnectionThatIsSilentForSecondsIsMadeAnew) {
 }
 
 // Neither can a tile be acknowledged nor a socket be made anew.
-TEST(TcpLostPeer, APeerThatCannotBeToldWhatHasComeIsLost) {
+TEST(TcpLostPeer, PeerThatCannotBeAcknowledgedIsLost) {
   const Door door(Door::kNobodyListens);
   constexpr std::chrono::seconds kLostAfter{5};
   Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address, kLostAfter);
@@ -294,7 +294,7 @@ struct NoDescriptors {
   ~NoDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0); }
 };
 
-TEST(TcpLostPeer, WhoHasNoDescriptorsLosesNobodyForIt) {
+TEST(TcpLostPeer, LackOfDescriptorsLosesNoPeer) {
   constexpr std::chrono::seconds kLostAfter{5};
   auto ends = straight_pair(kLostAfter);
   {
@@ -309,7 +309,7 @@ TEST(TcpLostPeer, WhoHasNoDescriptorsLosesNobodyForIt) {
   destroy_together(ends);
 }
 
-TEST(TcpLostPeer, AStrangerThatCannotBeAcceptedKeepsNobodyAwake) {
+TEST(TcpLostPeer, UnacceptableConnectionCausesNoSpinning) {
   auto ends = straight_pair(std::chrono::seconds(30));
   const auto where = *tcp::parse_address(ends[0].transport->address());
   const Descriptor stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -324,7 +324,7 @@ TEST(TcpLostPeer, AStrangerThatCannotBeAcceptedKeepsNobodyAwake) {
 }
 
 // A child's copy of the timer is the parent's, who looks after a lost peer by it.
-TEST(TcpLostPeer, AForkedChildThatExitsLeavesTheTimerAlone) {
+TEST(TcpLostPeer, ExitOfForkedChildKeepsTheTimer) {
   const SilentDoor door;
   Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
   ASSERT_TRUE(pair.connected());
@@ -356,7 +356,7 @@ void give_up_after(std::chrono::milliseconds time_limit, const std::vector<int>&
 }
 
 // The peer is busy and has not taken the new connections; then its host is gone.
-TEST(TcpLostPeer, AHostThatVanishesDuringTheHandshakeIsNoticed) {
+TEST(TcpLostPeer, HostLostDuringHandshakeIsDetected) {
   constexpr std::chrono::seconds kLostAfter{5};
   auto ends = straight_pair(kLostAfter);
   const std::string address = ends[0].transport->address();
@@ -375,7 +375,7 @@ TEST(TcpLostPeer, AHostThatVanishesDuringTheHandshakeIsNoticed) {
   for (End& end : ends) end.destroy();
 }
 
-TEST(TcpLostPeer, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
+TEST(TcpLostPeer, KernelTimeoutDoesNotEndThePeer) {
   auto ends = make_group(options_for(2, 1, 4096));
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
   const std::string address = ends[0].transport->address();
@@ -389,7 +389,7 @@ TEST(TcpLostPeer, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
 }
 
 // Who computes for long between two looks finds the socket ended by the system, and reads that before the clock is looked at.
-TEST(TcpLostPeer, AHostThatWasSilentWhileNobodyLookedIsCalledThat) {
+TEST(TcpLostPeer, HostSilentDuringComputationIsCalledSilent) {
   constexpr std::chrono::seconds kLostAfter{5};
   auto ends = straight_pair(kLostAfter);
   const std::string address = ends[0].transport->address();

@@ -83,7 +83,7 @@ struct Bench {
   }
 };
 
-TEST(TcpPackedLink, FloatsTravelPackedAndNothingElse) {
+TEST(TcpPackedLink, OnlyFloatsArePacked) {
   for (const bool sums : {false, true}) {
     Bench bench(sums);
     for (const bool lend : {false, true}) {
@@ -113,7 +113,7 @@ TEST(TcpPackedLink, FloatsTravelPackedAndNothingElse) {
   EXPECT_GT(plain.frame_of(floats(1)).header.packed_bytes, 0U);
 }
 
-TEST(TcpPackedLink, WhatIsPackedNeedsItsMemoryNoLonger) {
+TEST(TcpPackedLink, PackedTileFreesItsMemoryAtOnce) {
   Bench bench;
   const auto data = floats(1);
   ASSERT_TRUE(bench.link->try_lend({1, 2, 0, kTile, 0}, data));
@@ -125,7 +125,7 @@ TEST(TcpPackedLink, WhatIsPackedNeedsItsMemoryNoLonger) {
   EXPECT_EQ(bench.link->sent_tiles(), 1U) << "it lies where it was";
 }
 
-TEST(TcpPackedLink, AfterSixteenInVainOneOfSixteenIsTried) {
+TEST(TcpPackedLink, TriesOneOfSixteenAfterSixteenFailures) {
   Bench bench;
   for (std::uint64_t i = 0; i < 16; ++i) EXPECT_EQ(bench.frame_of(noise(i)).header.packed_bytes, 0U);
   for (std::uint64_t i = 0; i < 15; ++i) EXPECT_EQ(bench.frame_of(floats(i)).header.packed_bytes, 0U) << i;
@@ -134,7 +134,7 @@ TEST(TcpPackedLink, AfterSixteenInVainOneOfSixteenIsTried) {
   for (std::uint64_t i = 0; i < 20; ++i) EXPECT_GT(bench.frame_of(floats(i)).header.packed_bytes, 0U) << i;
 }
 
-TEST(TcpPackedLink, WhatComesPackedIsShownAsItWas) {
+TEST(TcpPackedLink, PackedTilesArriveUnchanged) {
   Bench from;
   Bench to;
   for (std::uint64_t i = 0; i < 20; ++i) {
@@ -150,7 +150,7 @@ TEST(TcpPackedLink, WhatComesPackedIsShownAsItWas) {
   }
 }
 
-TEST(TcpPackedLink, NonsenseEndsTheLinkAndIsNotShown) {
+TEST(TcpPackedLink, MalformedPackedTileEndsTheLink) {
   const auto data = floats(1);
   const Frame good = Bench().frame_of(data);
   const auto expect_end = [](Frame frame) {

@@ -115,7 +115,7 @@ class Packing : public ::testing::TestWithParam<std::int64_t> {
   void TearDown() override { use_target(0); }
 };
 
-TEST_P(Packing, SavesWhatTheExponentsLeave) {
+TEST_P(Packing, SavesExponentBits) {
   std::mt19937_64 random(1);
   constexpr std::size_t kBytes = 256 << 10;
   for (const float scale : {1e-20F, 1e-4F, 1.0F, 3e9F}) {
@@ -150,7 +150,7 @@ TEST_P(Packing, ZerosCostNoMoreThanOtherNumbers) {
   }
 }
 
-TEST_P(Packing, LeavesAloneWhatHasNoExponents) {
+TEST_P(Packing, DoesNotPackDataWithoutExponents) {
   std::mt19937_64 random(3);
   EXPECT_EQ(round_trip(bytes_of<std::uint64_t>(256 << 10, [&] { return random(); })), 0);
   // What looks like floats in the sample only: given up on the way.
@@ -165,7 +165,7 @@ TEST_P(Packing, LeavesAloneWhatHasNoExponents) {
   EXPECT_EQ(round_trip({}), 0);
 }
 
-TEST_P(Packing, EveryBitSurvives) {
+TEST_P(Packing, RoundTripKeepsEveryBit) {
   std::mt19937_64 random(4);
   std::normal_distribution<float> normal;
   const auto any = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); };
@@ -194,7 +194,7 @@ TEST_P(Packing, EveryBitSurvives) {
   EXPECT_GT(round_trip(bytes_of<std::int16_t>(50'000, [&] { return static_cast<std::int16_t>(random() % 1000); })), 0);
 }
 
-TEST_P(Packing, EveryLengthAndAlignment) {
+TEST_P(Packing, HandlesEveryLengthAndAlignment) {
   std::mt19937_64 random(5);
   std::normal_distribution<float> normal;
   const Bytes floats = bytes_of<float>(13'000, [&] { return normal(random); });
@@ -209,7 +209,7 @@ TEST_P(Packing, EveryLengthAndAlignment) {
   }
 }
 
-TEST_P(Packing, AnyOtherBytesAreRefusedOrHarmless) {
+TEST_P(Packing, RefusesOtherBytesHarmlessly) {
   // Memory of its own for each, so that a sanitizer sees every byte beyond.
   const auto try_it = [](std::span<const std::byte> bytes, std::size_t payload_bytes) {
     const auto packed = std::make_unique<std::byte[]>(bytes.size());

@@ -96,7 +96,7 @@ void expect_refused(const std::vector<std::byte>& bytes, const ::testing::Matche
   EXPECT_FALSE(link.try_send({}, {}));
 }
 
-TEST(TcpPlayedPeer, HostileHeadersBreakTheLinkAndNothingElse) {
+TEST(TcpPlayedPeer, HostileHeadersBreakOnlyTheLink) {
   expect_refused(random_bytes(5000, 3), Mentions("magic"));
   auto flipped = frame(1, 100, 100);
   flipped[35] ^= std::byte{4};
@@ -107,7 +107,7 @@ TEST(TcpPlayedPeer, HostileHeadersBreakTheLinkAndNothingElse) {
   expect_refused(frame(7, 100, 100), Mentions("tile 1"));
 }
 
-TEST(TcpPlayedPeer, AFrameThatComesByteByByteIsOneTile) {
+TEST(TcpPlayedPeer, FrameReceivedByteByByteIsOneTile) {
   Played played = play_peer(1, 4096);
   const auto bytes = frame(0, 200, 200);
   Link& link = played.end.link(1);
@@ -122,7 +122,7 @@ TEST(TcpPlayedPeer, AFrameThatComesByteByByteIsOneTile) {
 }
 
 // A socket reports when the rest of the tile at its head can have come; that rest shrinks whenever somebody looks in between.
-TEST(TcpPlayedPeer, TheLastBytesOfATileWakeWhoeverSleeps) {
+TEST(TcpPlayedPeer, LastBytesOfATileWakeTheReceiver) {
   constexpr std::uint32_t kTile = 100'000;
   Played played = play_peer(1, kTile);
   Transport& transport = *played.end.transport;
@@ -165,7 +165,7 @@ TEST(TcpPlayedPeer, TheLastBytesOfATileWakeWhoeverSleeps) {
   EXPECT_NE(link.peek(), nullptr);
 }
 
-TEST(TcpPlayedPeer, HalfATileIsNeverShown) {
+TEST(TcpPlayedPeer, PartialTileIsNeverReturned) {
   Played played = play_peer(1, 4096);
   const auto bytes = frame(0, 200, 200);
   play(played.peer[0], std::span(bytes).first(bytes.size() - 1));
@@ -188,7 +188,7 @@ void drive_for(End& end, std::chrono::milliseconds time) {
 }
 
 // The peer is done with everything and leaves; one of its sockets has brought all, the other cannot yet.
-TEST(TcpPlayedPeer, AReceiverThatIsBusyForLongLosesNothingOfAPeerThatLeaves) {
+TEST(TcpPlayedPeer, BusyReceiverLosesNoTileOfLeavingPeer) {
   Played played = play_peer(2, 4096);
   constexpr std::uint64_t kTiles = 61;
   const int room = 1 << 20;
@@ -215,7 +215,7 @@ TEST(TcpPlayedPeer, AReceiverThatIsBusyForLongLosesNothingOfAPeerThatLeaves) {
 }
 
 // The network is down when the peer leaves, for longer than it takes to send a lost packet again once.
-TEST(TcpPlayedPeer, WhatIsLostWhenAPeerLeavesComesAgain) {
+TEST(TcpPlayedPeer, TilesLostAsThePeerLeavesAreResent) {
   Played played = play_peer(2, 4096);
   const auto receiver = sockets_between(played.end.transport->address(), name_of(played.peer[1].get()));
   ASSERT_EQ(receiver.size(), 1U);
@@ -232,7 +232,7 @@ TEST(TcpPlayedPeer, WhatIsLostWhenAPeerLeavesComesAgain) {
   EXPECT_NE(link.peek(), nullptr) << link.status().to_string();
 }
 
-TEST(TcpPlayedPeer, OneSocketThatEndsAloneBreaksTheLinkAfterWhatArrivedOnTheOthers) {
+TEST(TcpPlayedPeer, EndOfOneSocketBreaksLinkAfterArrivedTiles) {
   Played played = play_peer(2, 4096);
   play(played.peer[1], frame(0, 200, 200));
   play(played.peer[1], frame(1, 200, 200));

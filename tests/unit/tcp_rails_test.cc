@@ -85,7 +85,7 @@ void destroy(std::vector<End>& ends) {
   for (End& end : ends) end.destroy();
 }
 
-TEST(TcpRails, SocketsGoRoundTheRailsFromTheOwnEndOfEachToThePeers) {
+TEST(TcpRails, SocketsAreDistributedOverTheRails) {
   auto ends = make_group(rail_options(4, 32 << 10));
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
   // Four for tiles, and the fifth for words.
@@ -100,7 +100,7 @@ TEST(TcpRails, SocketsGoRoundTheRailsFromTheOwnEndOfEachToThePeers) {
 class TcpSilentRail : public ::testing::TestWithParam<int> {};
 
 // With the rail 0 the words fall silent as well.
-TEST_P(TcpSilentRail, IsLeftWhileTheOthersGoOn) {
+TEST_P(TcpSilentRail, IsAbandonedWhileOthersContinue) {
   const auto rail = static_cast<std::size_t>(GetParam());
   auto ends = make_group(rail_options(2, 32 << 10));
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
@@ -128,7 +128,7 @@ TEST_P(TcpSilentRail, IsLeftWhileTheOthersGoOn) {
 
 INSTANTIATE_TEST_SUITE_P(Rails, TcpSilentRail, ::testing::Values(0, 1));
 
-TEST(TcpRails, ARailThatIsSilentFromTheStartIsLeftAndNamed) {
+TEST(TcpRails, RailSilentFromTheStartIsAbandonedAndNamed) {
   std::vector<End> ends(2);
   std::vector<std::string> addresses;
   const auto options = rail_options(2, 32 << 10);
@@ -150,7 +150,7 @@ TEST(TcpRails, ARailThatIsSilentFromTheStartIsLeftAndNamed) {
 }
 
 // The peer is busy and has not taken the new connections; then their network is gone.
-TEST(TcpRails, ARailThatFallsSilentDuringAHandshakeIsLeft) {
+TEST(TcpRails, RailSilentDuringHandshakeIsAbandoned) {
   auto options = rail_options(2, 32 << 10);
   for (TcpOptions& one : options) one.lost_after = std::chrono::seconds(5);
   auto ends = make_group(options);
@@ -174,7 +174,7 @@ TEST(TcpRails, ARailThatFallsSilentDuringAHandshakeIsLeft) {
   destroy(ends);
 }
 
-TEST(TcpDrainRate, IsThatOfTimesInWhichTheSocketNeverRanDry) {
+TEST(TcpDrainRate, IsMeasuredWhileTheSocketHasBacklog) {
   DrainRate rate;
   DrainRate::Clock::time_point now{milliseconds(1000)};
   std::uint64_t drained = 0;

@@ -48,7 +48,7 @@ End lone_end(int rank, const std::string& other, std::chrono::milliseconds limit
   return end;
 }
 
-TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
+TEST(TcpRendezvous, UnauthenticatedConnectionsAreHarmless) {
   std::vector<End> ends(3);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < 3; ++rank) {
@@ -106,7 +106,7 @@ TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
   EXPECT_TRUE(arrived);
 }
 
-TEST(TcpRendezvous, MoreSilentStrangersThanAllowedMakeRoomForThePeer) {
+TEST(TcpRendezvous, SurplusSilentConnectionsYieldToThePeer) {
   std::vector<End> ends(2);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < 2; ++rank) {
@@ -157,7 +157,7 @@ std::string prove_to_be_one(const Descriptor& socket, Hello hello) {
 
 constexpr int kRoomForOthers = 64;
 
-TEST(TcpRendezvous, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
+TEST(TcpRendezvous, PeerWithinAFloodIsAcceptedAtOnce) {
   End end;
   end.transport = std::move(*make_tcp_transport(options_of(0, 2)));
   const std::string address = end.transport->address();
@@ -174,7 +174,7 @@ TEST(TcpRendezvous, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
   EXPECT_TRUE(end.status.ok()) << end.status.to_string();
 }
 
-TEST(TcpRendezvous, APeerComesInAmongGreetingsAndAFlood) {
+TEST(TcpRendezvous, PeerConnectsDespiteGreetingsAndAFlood) {
   std::vector<End> ends(2);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < 2; ++rank) {
@@ -203,7 +203,7 @@ TEST(TcpRendezvous, APeerComesInAmongGreetingsAndAFlood) {
   EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
-TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {
+TEST(TcpRendezvous, MissingHigherRankAndRefusalsAreReported) {
   auto transport = make_tcp_transport(options_of(0, 3));
   ASSERT_TRUE(transport.ok());
   const std::string address = (*transport)->address();
@@ -219,7 +219,7 @@ TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {
   EXPECT_EQ(again.status().code(), StatusCode::invalid_argument);
 }
 
-TEST(TcpRendezvous, ALowerRankThatRefusesIsNamedWithTheSystemsWords) {
+TEST(TcpRendezvous, RefusingLowerRankIsNamedWithSystemError) {
   std::string closed;
   closed = (*make_tcp_transport(options_of(0, 2)))->address();  // destroyed at once: nobody listens there
   const End end = lone_end(1, closed, std::chrono::milliseconds(300), options_of(1, 2));
@@ -227,7 +227,7 @@ TEST(TcpRendezvous, ALowerRankThatRefusesIsNamedWithTheSystemsWords) {
   EXPECT_THAT(end.status.message(), Mentions("rank 0", closed, "0.3 s", "Connection refused"));
 }
 
-TEST(TcpRendezvous, ARankThatAcceptsButNeverAnswersIsNamed) {
+TEST(TcpRendezvous, RankThatNeverAnswersIsNamed) {
   const auto silent = make_tcp_transport(options_of(0, 2));  // listens, but never calls connect()
   const End end = lone_end(1, (*silent)->address(), std::chrono::milliseconds(300), options_of(1, 2));
   EXPECT_EQ(end.status.code(), StatusCode::timeout);
@@ -235,7 +235,7 @@ TEST(TcpRendezvous, ARankThatAcceptsButNeverAnswersIsNamed) {
   EXPECT_THAT(end.status.message(), Not(Mentions("Connection refused"))) << "it does not answer";
 }
 
-TEST(TcpRendezvous, AnotherJobIsAStranger) {
+TEST(TcpRendezvous, ConnectionOfAnotherJobIsRefused) {
   auto options = options_for(2);
   options[1].job_id = 99;
   const auto ends = make_group(options, std::chrono::milliseconds(500));
@@ -245,7 +245,7 @@ TEST(TcpRendezvous, AnotherJobIsAStranger) {
   EXPECT_THAT(ends[1].status.message(), Mentions("rank 0"));
 }
 
-TEST(TcpRendezvous, AnotherKeyIsAStranger) {
+TEST(TcpRendezvous, ConnectionWithAnotherKeyIsRefused) {
   auto options = options_for(2);
   options[1].key = key_from_text("another key, of the same job by its number");
   const auto before = refusals().count;
@@ -324,7 +324,7 @@ class Recorder {
   std::thread acceptor_;
 };
 
-TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
+TEST(TcpRendezvous, ReplayedHandshakeIsRefused) {
   std::vector<std::vector<std::byte>> recorded;
   {
     std::vector<End> ends(2);
@@ -370,7 +370,7 @@ TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
   sender.join();
 }
 
-TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
+TEST(TcpRendezvous, BothRanksNameDifferentSettings) {
   const auto expect_mismatch = [](std::vector<TcpOptions> options, const std::string& what, const std::string& zero,
                                   const std::string& one) {
     const auto start = Clock::now();
@@ -413,7 +413,7 @@ TEST(TcpRendezvous, AnotherWireVersionIsAMismatch) {
   EXPECT_THAT(links.status().message(), Mentions("rank 0", "rank 1", "version"));
 }
 
-TEST(TcpRendezvous, ALateRankIsWaitedFor) {
+TEST(TcpRendezvous, LateRankIsWaitedFor) {
   std::vector<End> ends(2);
   ends[0].transport = std::move(*make_tcp_transport(options_of(0, 2)));
   ends[1].transport = std::move(*make_tcp_transport(options_of(1, 2)));
@@ -426,7 +426,7 @@ TEST(TcpRendezvous, ALateRankIsWaitedFor) {
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
 }
 
-TEST(TcpRendezvous, AnAddressThatDoesNotAnswerIsLeftForTheNext) {
+TEST(TcpRendezvous, UnansweredAddressIsReplacedByTheNext) {
   std::vector<End> ends(2);
   ends[0].transport = std::move(*make_tcp_transport(options_of(0, 2)));
   ends[1].transport = std::move(*make_tcp_transport(options_of(1, 2)));
@@ -455,7 +455,7 @@ TEST(TcpRendezvous, SixteenRanksConnectPairwise) {
   }
 }
 
-TEST(TcpRendezvous, Ipv6AndTheWholeHostWork) {
+TEST(TcpRendezvous, Ipv6AndWildcardAddressesWork) {
   for (const char* where : {"::1", "", "lo"}) {
     auto options = options_for(2);
     for (TcpOptions& one : options) one.interface_or_address = where;
@@ -473,7 +473,7 @@ TEST(TcpRendezvous, Ipv6AndTheWholeHostWork) {
   }
 }
 
-TEST(TcpRendezvous, AloneThereIsNobodyToConnectTo) {
+TEST(TcpRendezvous, SingleRankConnectsToNoPeer) {
   auto transport = make_tcp_transport(options_of(0, 1));
   ASSERT_TRUE(transport.ok());
   const auto links = (*transport)->connect({}, {}, Clock::now());
@@ -502,7 +502,7 @@ TEST(TcpOptionsCheck, BadOptionsAreRefused) {
   EXPECT_EQ(code_of([](TcpOptions& o) { o.interface_or_address = "192.0.2.1"; }), StatusCode::system_error);
 }
 
-TEST(TcpOptionsCheck, APortInUseIsNamed) {
+TEST(TcpOptionsCheck, PortInUseIsNamed) {
   const auto first = make_tcp_transport(options_of(0, 2));
   ASSERT_TRUE(first.ok());
   TcpOptions options = options_of(1, 2);
@@ -512,7 +512,7 @@ TEST(TcpOptionsCheck, APortInUseIsNamed) {
   EXPECT_THAT(second.status().message(), Mentions((*first)->address(), "Address already in use"));
 }
 
-TEST(TcpOptionsCheck, PeersAndAddressesMustMakeSense) {
+TEST(TcpOptionsCheck, InvalidPeersAndAddressesAreRefused) {
   const auto error_of = [](std::vector<int> peers, std::vector<std::string> addresses) {
     auto transport = make_tcp_transport(options_of(0, 4));
     const auto links = (*transport)->connect(peers, addresses, Clock::now() + std::chrono::milliseconds(10));
@@ -527,7 +527,7 @@ TEST(TcpOptionsCheck, PeersAndAddressesMustMakeSense) {
   EXPECT_THAT(error_of({1}, {""}), Mentions("rank 1", "address"));
 }
 
-TEST(TcpOptionsCheck, NoDescriptorsLeftIsOneClearError) {
+TEST(TcpOptionsCheck, LackOfDescriptorsIsOneClearError) {
   const auto listening = make_tcp_transport(options_of(0, 2));
   auto transport = make_tcp_transport(options_of(1, 2));
   rlimit before{};

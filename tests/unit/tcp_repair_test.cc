@@ -29,7 +29,7 @@ constexpr std::size_t kMegabyte = 1'000'000;
 #endif
 constexpr std::uint64_t kHandshake = 2 * tcp::kHelloBytes;  // each way
 
-TEST(TcpRepair, ACutAtEveryByteOfASmallExchangeLosesNothing) {
+TEST(TcpRepair, CutAtAnyByteLosesNothing) {
   const auto there = random_bytes(300, 1);
   const auto back = random_bytes(170, 2);
   int cuts = 0;
@@ -67,7 +67,7 @@ struct Wire {
 
 class TcpRepairs : public ::testing::TestWithParam<Wire> {};
 
-TEST_P(TcpRepairs, CutsAtRandomMomentsLoseNothing) {
+TEST_P(TcpRepairs, RandomCutsLoseNothing) {
   const Wire wire = GetParam();
   std::mt19937_64 random(11);
   std::vector<std::uint64_t> left;  // by connection: until it is cut
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, TcpRepairs,
                                   (info.param.packing ? "_packed" : "");
                          });
 
-TEST(TcpRepair, WithoutCheckSumsAChangedPayloadDoesArrive) {
+TEST(TcpRepair, WithoutChecksumsChangedPayloadArrives) {
   // What the tests above would not notice otherwise: that the flips reach payloads.
   const auto judge = [](const Passage& passage) {
     if (passage.connection == 0 && !passage.back && passage.offset >= kHandshake && passage.bytes.size() > 5000)
@@ -145,7 +145,7 @@ TEST(TcpRepair, WithoutCheckSumsAChangedPayloadDoesArrive) {
   EXPECT_NE(pair.exchange(there, {}, 32 << 10), "");
 }
 
-TEST(TcpRepair, NothingOfAnEncryptedTileCanBeRead) {
+TEST(TcpRepair, EncryptedTileRevealsNothing) {
   std::string seen;
   const auto judge = [&](const Passage& passage) {
     seen += as_text(passage.bytes);
@@ -165,7 +165,7 @@ TEST(TcpRepair, NothingOfAnEncryptedTileCanBeRead) {
   }
 }
 
-TEST(TcpRepair, ATileThatIsWrongEachTimeEndsTheLink) {
+TEST(TcpRepair, RepeatedlyDamagedTileEndsTheLink) {
   const auto judge = [](const Passage& passage) {
     const bool tiles = !passage.back && passage.offset >= kHandshake && passage.bytes.size() > 1000;
     if (tiles) passage.bytes[500] ^= std::byte{1};
@@ -198,7 +198,7 @@ double seconds_of(const std::function<void()>& work) {
 }
 
 // Its call has succeeded, and it destroys its end at once; then what it has sent is lost on the way, or changed.
-TEST(TcpRepair, TheLastTileOfWhoLeavesComesAllTheSame) {
+TEST(TcpRepair, LastTileOfLeavingRankArrives) {
   const auto message = random_bytes(4000, 1);
   for (const bool encryption : {false, true}) {
     for (const bool cut : {true, false}) {
@@ -248,7 +248,7 @@ std::vector<End> three_through(std::unique_ptr<Proxy>& proxy) {
   return ends;
 }
 
-TEST(TcpRepair, WhoLeavesWaitsForNobodyWhoCannotAnswer) {
+TEST(TcpRepair, LeavingRankSkipsUnreachablePeer) {
   const auto data = random_bytes(4000, 1);
   const auto send = [&](End& end, Link& link) {
     EXPECT_TRUE(drive(end, [&] { return link.try_send({0, 0, 0, 4000, 0}, data); }));
@@ -299,7 +299,7 @@ void spoil_first_tile(const Passage& passage) {
   if (const std::uint64_t at = kWidth - passage.offset; at < passage.bytes.size()) passage.bytes[at] = std::byte{5};
 }
 
-TEST(TcpRepair, ATileThatCannotBeUnpackedIsSentAgain) {
+TEST(TcpRepair, TileThatCannotBeUnpackedIsResent) {
   const auto judge = [](const Passage& passage) {
     if (passage.connection == 0) spoil_first_tile(passage);
     return passage.bytes.size();
@@ -312,7 +312,7 @@ TEST(TcpRepair, ATileThatCannotBeUnpackedIsSentAgain) {
   EXPECT_EQ(tcp::repairs().tiles, before + 1);
 }
 
-TEST(TcpRepair, ATileThatCanNeverBeUnpackedEndsTheLink) {
+TEST(TcpRepair, TileThatNeverUnpacksEndsTheLink) {
   const auto judge = [](const Passage& passage) {
     spoil_first_tile(passage);
     return passage.bytes.size();
@@ -336,7 +336,7 @@ TEST(TcpRepair, ATileThatCanNeverBeUnpackedEndsTheLink) {
 }
 
 // What epoll has reported of a socket counts for that one, although the events before make the rank replace it.
-TEST(TcpRepair, TheEndOfASocketThatIsReplacedIsNotThatOfTheNewOne) {
+TEST(TcpRepair, EndOfReplacedSocketIsIgnored) {
   auto ends = make_group(options_for(2, 1, 4096));
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
   const std::string address = ends[0].transport->address();
@@ -378,7 +378,7 @@ TEST(TcpRepair, TheEndOfASocketThatIsReplacedIsNotThatOfTheNewOne) {
   for (End& end : ends) end.destroy();
 }
 
-TEST(TcpRepair, Ipv6ConnectionsAreMadeAnewToo) {
+TEST(TcpRepair, Ipv6ConnectionsAreReplaced) {
   TcpOptions probe = options_of(0, 2);
   probe.interface_or_address = "::1";
   if (!make_tcp_transport(probe).ok()) GTEST_SKIP() << "this machine has no IPv6 loopback address";
@@ -394,7 +394,7 @@ TEST(TcpRepair, Ipv6ConnectionsAreMadeAnewToo) {
 }
 
 // In a network of its own whose wire loses one packet in a hundred.
-TEST(TcpRepair, AWireThatLosesPacketsLosesNoByte) {
+TEST(TcpRepair, PacketLossLosesNoByte) {
   constexpr int kNotPermitted = 77;
   const pid_t child = ::fork();
   if (child == 0) {

@@ -150,7 +150,7 @@ class Relayed {
   std::optional<Relay> relay_;
 };
 
-TEST(TcpSlowSocket, ASlowSocketCarriesFewerTilesAndTheOrderHolds) {
+TEST(TcpSlowSocket, SlowSocketCarriesFewerTilesInOrder) {
   Relayed relayed({0, 2.5e6, 0, 0});
   relayed.send(32 << 20);
   const auto carried = relayed.carried();
@@ -164,7 +164,7 @@ constexpr std::size_t kRelayBytes = 16 << 20;
 // As where a network sends one of four flows a way that others crowd. Its share is a quarter: 4 / 3.1 of the time of four equal
 // ones. If each socket carried its quarter, it would cost ten times the time. The first message costs more, since what the
 // socket is given before its rate is known comes late. The best of three tries counts, on a machine that others may use.
-TEST(TcpSlowSocket, ASocketOfATenthOfTheRateCostsLittleMoreThanItsShare) {
+TEST(TcpSlowSocket, SlowSocketCostsLittleMoreThanItsShare) {
   constexpr double kMost = 1.9;
   constexpr double kMostAtFirst = 3;
   double ratio = kMost;
@@ -186,7 +186,7 @@ TEST(TcpSlowSocket, ASocketOfATenthOfTheRateCostsLittleMoreThanItsShare) {
   EXPECT_LT(at_first, kMostAtFirst);
 }
 
-TEST(TcpSlowSocket, ASocketThatIsSlowNoMoreIsUsedAgain) {
+TEST(TcpSlowSocket, RecoveredSocketIsUsedAgain) {
   Relayed relayed({kRelayRate, kRelayRate / 10, kRelayRate, kRelayRate});
   for (int i = 0; i < 2; ++i) relayed.send(kRelayBytes);
   relayed.set_rate(1, kRelayRate);

@@ -50,21 +50,19 @@ class FewDescriptors {
   rlimit before_{};
 };
 
-TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
-TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
-TEST_F(TcpStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
-TEST_F(TcpStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
-TEST_F(TcpStore, WhoLosesARankReportsWhatThatOneHasLost) {
-  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
-}
-TEST_F(TcpStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
-TEST_F(TcpStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
-TEST_F(TcpStore, RanksThatCannotBeOfOneJobAreNamed) {
+TEST_F(TcpStore, ServesAllThreads) { expect_service_for_all_threads(factory()); }
+TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_to_name_the_key(factory()); }
+TEST_F(TcpStore, RanksExchangeAndNameMissingRank) { expect_exchange_and_missing_rank_to_be_named(factory()); }
+TEST_F(TcpStore, AbortReachesAllRanks) { expect_abort_to_reach_all_ranks(factory()); }
+TEST_F(TcpStore, LossReportsItsRootCause) { expect_loss_to_report_its_root_cause(factory()); }
+TEST_F(TcpStore, EndedRankIsReportedAtOnce) { expect_ended_rank_to_be_reported_at_once(factory()); }
+TEST_F(TcpStore, RankThatEndsBetweenStepsIsNamed) { expect_rank_that_ends_between_steps_to_be_named(factory()); }
+TEST_F(TcpStore, IncompatibleRanksAreNamed) {
   OtherServer other;
-  expect_ranks_that_cannot_be_of_one_job_to_be_named(factory(), other.factory());
+  expect_incompatible_ranks_to_be_named(factory(), other.factory());
 }
 
-TEST_F(TcpStore, TwoProcessesThatAreRankZeroAreBothNamed) {
+TEST_F(TcpStore, TwoProcessesAsRankZeroAreBothNamed) {
   const auto first = make(true);
   ASSERT_TRUE(first.ok() && (*first)->enter(0, 2).ok());
   const auto second = make(true);
@@ -80,7 +78,7 @@ TEST_F(TcpStore, TwoProcessesThatAreRankZeroAreBothNamed) {
   EXPECT_THAT(of_another_job.status().message(), Mentions("Address already in use", "'job'", "'another'"));
 }
 
-TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
+TEST_F(TcpStore, EarlyClientWaitsForTheServer) {
   std::unique_ptr<Store> client;
   std::thread early([&] {
     auto made = make(false);
@@ -94,7 +92,7 @@ TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
   expect_service(**server, *client, "key");
 }
 
-TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
+TEST_F(TcpStore, RequestInSmallPiecesIsAssembled) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const Descriptor socket = dial();
@@ -108,7 +106,7 @@ TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
   EXPECT_EQ((*server)->get("slow", in(kTimeLimit)).value(), "but right");
 }
 
-TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
+TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreSplit) {
   StoreTable table{"job", kNoKey, {}};
   StoreSession session(table);
   const Nonce mine{};
@@ -124,7 +122,7 @@ TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
   EXPECT_FALSE(session.over());
 }
 
-TEST_F(TcpStore, AServerWithoutDescriptorsGoesOnWithThoseItHasAndNeedsNoCore) {
+TEST_F(TcpStore, ServerWithoutDescriptorsServesWithoutSpinning) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const auto client = make(false);
@@ -160,7 +158,7 @@ TEST_F(TcpStore, AServerWithoutDescriptorsGoesOnWithThoseItHasAndNeedsNoCore) {
   expect_service(**server, **late, "late");
 }
 
-TEST_F(TcpStore, WhereDescriptorsEndThereIsAStoreOrOneClearErrorAtOnce) {
+TEST_F(TcpStore, LackOfDescriptorsIsOneClearError) {
   constexpr int kNeeded = 4;                             // listener, the server's eventfd, both ends of the own connection
   for (const std::string host : {kHost, "localhost"}) {  // a name is looked up, which may take more
     for (int free = 0; free <= 6; ++free) {
@@ -187,7 +185,7 @@ TEST_F(TcpStore, WhereDescriptorsEndThereIsAStoreOrOneClearErrorAtOnce) {
   }
 }
 
-TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
+TEST_F(TcpStore, ServerSurvivesFailingPoll) {
   auto server = make(true);
   ASSERT_TRUE(server.ok());
   const auto client = make(false);
@@ -218,7 +216,7 @@ TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
   EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
 }
 
-TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
+TEST_F(TcpStore, OtherServiceIsReportedAsNoStore) {
   const auto listener = listen_on(kHost, port_);
   ASSERT_TRUE(listener.ok()) << listener.status().to_string();
   const auto client = make(false, "job", milliseconds(100));  // it connects, and nobody answers
@@ -228,14 +226,14 @@ TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
   EXPECT_THAT(client.status().message(), ::testing::Not(Mentions("Connection refused")));
 }
 
-TEST_F(TcpStore, NobodyThereIsATimeoutWithTheAddress) {
+TEST_F(TcpStore, AbsentServerIsATimeoutWithTheAddress) {
   const auto client = make(false, "job", milliseconds(60));
   ASSERT_FALSE(client.ok());
   EXPECT_EQ(client.status().code(), StatusCode::timeout);
   EXPECT_THAT(client.status().message(), Mentions("rank 0", "127.0.0.1:" + std::to_string(port_), "Connection refused"));
 }
 
-TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
+TEST_F(TcpStore, LostServerFailsEveryCallAtOnce) {
   auto server = make(true);
   ASSERT_TRUE(server.ok());
   const auto client = make(false);
@@ -254,7 +252,7 @@ TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
   EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
-TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
+TEST_F(TcpStore, BadArgumentsAreRefusedBeforeSending) {
   for (const int port : {0, -1, 65536}) {
     const auto store = make_tcp_store(kHost, port, false, "job", in(kTimeLimit));
     ASSERT_FALSE(store.ok());
@@ -272,7 +270,7 @@ TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
   EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), largest);
 }
 
-TEST_F(TcpStore, ANameThatNobodyKnowsIsNamed) {
+TEST_F(TcpStore, UnknownHostNameIsNamed) {
   const auto store = make_tcp_store("no-such-host.invalid", port_, false, "job", in(milliseconds(50)));
   ASSERT_FALSE(store.ok());
   EXPECT_THAT(store.status().message(), HasSubstr("no-such-host.invalid"));

@@ -31,7 +31,7 @@ using ::testing::Not;
 
 class StoreTrust : public StoreServer {};
 
-TEST_F(StoreTrust, HostileClientsAreDroppedWhileRealOnesWork) {
+TEST_F(StoreTrust, HostileClientsAreDroppedWhileOthersWork) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const auto client = make(false);
@@ -88,7 +88,7 @@ TEST_F(StoreTrust, HostileClientsAreDroppedWhileRealOnesWork) {
   expect_service(**client, **late, "late");
 }
 
-TEST_F(StoreTrust, MoreSilentStrangersThanAllowedMakeRoom) {
+TEST_F(StoreTrust, SurplusSilentConnectionsAreDropped) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
@@ -119,7 +119,7 @@ std::vector<Descriptor> sockets(std::size_t count) {
 
 constexpr std::size_t kRoomForStrangers = 256;
 
-TEST_F(StoreTrust, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
+TEST_F(StoreTrust, ClientWithinAFloodIsAcceptedAtOnce) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
@@ -152,7 +152,7 @@ TEST_F(StoreTrust, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
   EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), "from the middle");
 }
 
-TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
+TEST_F(StoreTrust, ClientsConnectDespiteGreetingsAndAFlood) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
@@ -181,7 +181,7 @@ TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
   EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
-TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {
+TEST_F(StoreTrust, TwoJobsOnOnePortAreSeparate) {
   const auto first = make(true, "first");
   ASSERT_TRUE(first.ok());
   const auto second_server = make(true, "second");
@@ -214,7 +214,7 @@ TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
   EXPECT_THAT(refusals().last, ::testing::AllOf(::testing::StartsWith("store: "), Mentions("key")));
 }
 
-TEST_F(StoreTrust, ARecordedHandshakeOpensNothing) {
+TEST_F(StoreTrust, ReplayedHandshakeIsRefused) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   auto recorded = enter(dial(), "job", kNoKey);
@@ -290,7 +290,7 @@ class Listener {
 constexpr std::size_t kToServerHandshake = 4 + 4 + 4 + 3 + 16 + 32;
 constexpr std::size_t kFromServerHandshake = 1 + 4 + 3 + 16 + 32;
 
-TEST_F(StoreTrust, WhoListensOnTheWaySeesNoKeysAndNoValues) {
+TEST_F(StoreTrust, EavesdropperSeesNoKeysAndNoValues) {
   const Key key = key_from_text("the job's key");
   const auto server = make_tcp_store(kHost, port_, true, "job", key, in(kTimeLimit));
   ASSERT_TRUE(server.ok());
@@ -311,7 +311,7 @@ TEST_F(StoreTrust, WhoListensOnTheWaySeesNoKeysAndNoValues) {
   }
 }
 
-TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
+TEST_F(StoreTrust, ChangedByteEndsTheConnection) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   ASSERT_TRUE((*server)->set("known", "right").ok());
@@ -346,7 +346,7 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
   EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
 }
 
-TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
+TEST(StoreEncryption, KeysDifferPerConnection) {
   Nonce other{};
   other[0] = std::byte{1};
   const auto opens = [](RecordCipher reader) {
@@ -366,7 +366,7 @@ TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
   EXPECT_FALSE(opens(store_cipher(kNoKey, "job", Nonce{}, Nonce{}, true)));
 }
 
-TEST_F(StoreTrust, WhatWasRecordedIsNotSaidASecondTime) {
+TEST_F(StoreTrust, ReplayedRequestsAreRefused) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const Descriptor socket = dial();

@@ -53,7 +53,7 @@ TEST(TcpWire, FramesSurviveTheRoundTrip) {
   EXPECT_EQ(decode_frame(bytes_of(without_sum), kMaxPayload), without_sum);
 }
 
-TEST(TcpWire, TinyPayloadsLieInTheHeaderUnderItsCheckSum) {
+TEST(TcpWire, TinyPayloadsAreInTheChecksummedHeader) {
   std::array<std::byte, 24> payload;
   payload.fill(std::byte{0x5a});
   FrameHeader header = sample_frame();
@@ -95,7 +95,7 @@ TEST(TcpWire, FramesAreLittleEndianAtFixedPlaces) {
   EXPECT_EQ(at(47), 0x00);
 }
 
-TEST(TcpWire, AnyChangedBitOfAFrameHeaderIsNoticed) {
+TEST(TcpWire, ChangedBitOfAFrameHeaderIsDetected) {
   const FrameBytes good = bytes_of(sample_frame());
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     FrameBytes bad = good;
@@ -105,7 +105,7 @@ TEST(TcpWire, AnyChangedBitOfAFrameHeaderIsNoticed) {
   }
 }
 
-TEST(TcpWire, APayloadAboveTheTileSizeIsRefusedThoughTheCheckSumFits) {
+TEST(TcpWire, PayloadAboveTheTileSizeIsRefused) {
   FrameHeader header = sample_frame();
   header.tile.size_bytes = kMaxPayload;
   EXPECT_TRUE(decode_frame(bytes_of(header), kMaxPayload));
@@ -116,7 +116,7 @@ TEST(TcpWire, APayloadAboveTheTileSizeIsRefusedThoughTheCheckSumFits) {
   EXPECT_FALSE(decode_frame(bytes_of(header), kMaxPayload));
 }
 
-TEST(TcpWire, APackedPayloadIsSmallerButNotTiny) {
+TEST(TcpWire, PackedPayloadIsSmallerButNotTiny) {
   FrameHeader header = sample_frame();
   for (const std::uint32_t good : {0U, 25U, header.tile.size_bytes - 1}) {
     header.packed_bytes = good;
@@ -142,7 +142,7 @@ TEST(TcpWire, FramesAreWholeCacheLines) {
   EXPECT_EQ(frame_bytes(packed), frame_bytes(packed.tile.size_bytes));
 }
 
-TEST(TcpWire, HelloSurvivesTheRoundTripAndNoChangedBit) {
+TEST(TcpWire, HelloRoundTripsAndDetectsChangedBits) {
   const Key key = key_from_text("one key");
   const HelloRecord good = encode(sample_hello(), key, "before");
   EXPECT_EQ(decode_hello(good), sample_hello());
@@ -158,7 +158,7 @@ TEST(TcpWire, HelloSurvivesTheRoundTripAndNoChangedBit) {
   }
 }
 
-TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
+TEST(TcpWire, HelloHasNonceOrReceivedCount) {
   const Key key = key_from_text("one key");
   for (const HelloKind kind : {HelloKind::greet, HelloKind::reply, HelloKind::confirm, HelloKind::accept}) {
     Hello hello = sample_hello();
@@ -174,7 +174,7 @@ TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
   }
 }
 
-TEST(TcpWire, WordsSurviveTheRoundTripAndNoChangedBit) {
+TEST(TcpWire, ControlRecordsRoundTripAndDetectChangedBits) {
   for (const ControlRecord& word :
        {ControlRecord{ControlRecord::Kind::acknowledge, 7, 0x0102030405060708},
         ControlRecord{ControlRecord::Kind::close_notice, 0, 0}, ControlRecord{ControlRecord::Kind::flush, 0, 0}}) {
@@ -211,7 +211,7 @@ TEST(TcpAddress, ListsSurviveTheRoundTrip) {
   EXPECT_EQ(join_addresses(*addresses), text);
 }
 
-TEST(TcpAddress, WhatIsNoAddressIsRefused) {
+TEST(TcpAddress, MalformedAddressIsRefused) {
   for (const char* text :
        {"", ",", ":", "10.0.0.3", "10.0.0.3:", "10.0.0.3:0", "10.0.0.3:65536", "10.0.0.3:-1", "10.0.0.3:12x", "fd00::3:12",
         "[10.0.0.3]:12", "[fd00::3]", "[]:12", "[:12", "]:12", "localhost:80", "10.0.0.3:1,", "10.0.0.3:1,,10.0.0.3:1",
@@ -221,7 +221,7 @@ TEST(TcpAddress, WhatIsNoAddressIsRefused) {
   EXPECT_FALSE(split_addresses(std::string_view("10.0.0.3\0:12", 12)).ok()) << "a zero byte within";
 }
 
-TEST(TcpAddress, AnUnknownInterfaceIsAnErrorThatListsTheKnownOnes) {
+TEST(TcpAddress, UnknownInterfaceErrorListsTheKnownOnes) {
   const auto none = local_addresses("nosuchinterface0");
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), StatusCode::invalid_argument);
@@ -229,7 +229,7 @@ TEST(TcpAddress, AnUnknownInterfaceIsAnErrorThatListsTheKnownOnes) {
   EXPECT_NE(none.status().message().find("lo 127.0.0.1"), std::string::npos) << none.status().message();
 }
 
-TEST(TcpAddress, AnInterfaceAndTheWholeHostHaveAddresses) {
+TEST(TcpAddress, InterfaceAndWildcardHaveAddresses) {
   const auto loopback = local_addresses("lo");
   ASSERT_TRUE(loopback.ok()) << loopback.status().to_string();
   EXPECT_EQ(loopback->front().to_string(), "127.0.0.1:0");
