@@ -16,6 +16,7 @@ class RingQueue {
   [[nodiscard]] std::size_t size() const noexcept { return tail_ - head_; }
   [[nodiscard]] T& front() noexcept { return assert(!empty()), slots_[head_ & (slots_.size() - 1)]; }
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
+  [[nodiscard]] const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
 
   /// Makes room for `count` entries. Precondition: empty.
   void reserve(std::size_t count) {

@@ -307,7 +307,7 @@ Result<std::shared_ptr<Executor>> make_executor(ProgressEngineParts parts, const
   if (Status status = engine->status(); !status.ok()) return status;
   const ProgressThread::Place place{progress_cores, spare_cores, static_cast<int>(*nice)};
   if (Status status = ProgressThread::instance().add(engine, place); !status.ok()) return status;
-  Group everybody = Group::whole(*engine);
+  Group everybody = Group::whole(engine->parts().rank, engine->parts().topology);
   return Executor::create(std::move(engine), std::move(everybody));
 }
 

@@ -27,6 +27,13 @@
 #include "src/settings/settings.h"
 
 namespace shoal {
+
+RankSet set_of(const std::vector<int>& ranks) noexcept {
+  RankSet set;
+  for (const int rank : ranks) set.insert(rank);
+  return set;
+}
+
 namespace {
 
 namespace fs = std::filesystem;

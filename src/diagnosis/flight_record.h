@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -43,6 +44,7 @@ struct RankSet {
     return at < kFlightRecordMembers && (bits[at / 64] >> (at % 64) & 1) != 0;
   }
 };
+RankSet set_of(const std::vector<int>& ranks) noexcept;
 
 /// One communicator of one rank, as it lies in memory and in the file. A process that reads it from outside may find it half
 /// written: any bytes are a valid page.
@@ -50,7 +52,7 @@ struct RankSet {
 /// A call writes one entry of `calls` (its signature) and the first cache line here, nothing else, and reads no clock.
 struct alignas(64) FlightRecordPage {
   std::atomic<std::uint64_t> started{0};         ///< calls that have been started
-  std::atomic<std::uint64_t> ended{0};           ///< of them, those that have succeeded
+  std::atomic<std::uint64_t> ended{0};           ///< calls before the oldest in flight: all of them have succeeded
   std::atomic<std::uint64_t> messages{0};        ///< sends and receives that have been started
   std::atomic<std::uint64_t> messages_ended{0};  ///< of them, those that have succeeded
   std::atomic<std::uint32_t> state{0};
@@ -207,17 +209,17 @@ class FlightRecordEntry {
     page_->calls[sequence % kFlightRecordCalls] = signature;
     page_->started.store(sequence + 1, std::memory_order_release);
   }
-  void end() noexcept { count(page_->ended); }
+  /// All calls before `sequence` have succeeded. Calls may end out of order.
+  void end_before(std::uint64_t sequence) noexcept { page_->ended.store(sequence, std::memory_order_relaxed); }
   void start_message() noexcept { count(page_->messages); }
   void end_message() noexcept { count(page_->messages_ended); }
   [[nodiscard]] const CallSignature& call(std::uint64_t sequence) const noexcept {
     return page_->calls[sequence % kFlightRecordCalls];
   }
 
-  /// The oldest call or message in flight waits. `details(page)` fills in for which ranks; it is called when the wait has
-  /// become long, and then a few times a second at most.
-  template <typename Details>
-  void wait(std::uint64_t sequence, bool is_message, std::chrono::steady_clock::time_point now, Details details) {
+  /// The oldest call or message in flight waits. True where the caller is to fill in for which ranks: when the wait has become
+  /// long, and then a few times a second at most.
+  bool wait(std::uint64_t sequence, bool is_message, std::chrono::steady_clock::time_point now) noexcept {
     const auto now_ns =
         static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count());
     const bool same = page_->waiting_sequence == sequence && (page_->waiting_is_message != 0) == is_message &&
@@ -230,12 +232,13 @@ class FlightRecordEntry {
       page_->waiting_since_ns.store(now_ns, std::memory_order_release);
       page_->seen_ns.store(now_ns, std::memory_order_relaxed);
       told_ns_ = now_ns;
-    } else if (now_ns - told_ns_ >= kTellEveryNs) {
-      told_ns_ = now_ns;
-      told_ = true;
-      page_->seen_ns.store(now_ns, std::memory_order_relaxed);
-      details(*page_);
+      return false;
     }
+    if (now_ns - told_ns_ < kTellEveryNs) return false;
+    told_ns_ = now_ns;
+    told_ = true;
+    page_->seen_ns.store(now_ns, std::memory_order_relaxed);
+    return true;
   }
   void fail(const Status& cause) noexcept;
 
@@ -250,7 +253,7 @@ class FlightRecordEntry {
   std::unique_ptr<FlightRecordPage> own_;
   FlightRecordPage* page_;
   std::uint64_t told_ns_ = 0;
-  bool told_ = false;  // details() has been called for this wait
+  bool told_ = false;  // wait() has returned true for this wait
 };
 
 }  // namespace shoal

@@ -84,9 +84,7 @@ bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) 
 }
 
 StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
-  Words words{sequence_, 0, {}, {}, {}};
-  for (const int rank : late.absent) words.absent.insert(rank);
-  for (const int rank : late.slow) words.slow.insert(rank);
+  Words words{sequence_, 0, set_of(late.absent), set_of(late.slow), {}};
   while (now >= tell_at_) {
     tell_after_ *= 2;
     tell_at_ = since_ + tell_after_;

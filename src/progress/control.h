@@ -11,7 +11,7 @@
 
 #include <shoal/status.h>
 
-#include "src/progress/group_name.h"
+#include "src/topology/group_name.h"
 #include "transports/transport.h"
 
 namespace shoal {

@@ -14,9 +14,9 @@ class [[nodiscard]] DriverLock {
  public:
   DriverLock() noexcept = default;
   /// Waits for the lock. Not in a callback of an Operation: that thread holds it already.
-  explicit DriverLock(ProgressEngine& engine) : engine_(&engine) { engine.lock_driver(); }
+  explicit DriverLock(ProgressEngine& engine) : engine_(&engine) { engine.gate_.enter(); }
   /// Owns nothing where another thread drives.
-  DriverLock(ProgressEngine& engine, std::try_to_lock_t) : engine_(engine.try_lock_driver() ? &engine : nullptr) {}
+  DriverLock(ProgressEngine& engine, std::try_to_lock_t) : engine_(engine.gate_.try_enter() ? &engine : nullptr) {}
   DriverLock(DriverLock&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   DriverLock& operator=(DriverLock&& other) noexcept {
     unlock();
@@ -27,9 +27,7 @@ class [[nodiscard]] DriverLock {
 
   [[nodiscard]] bool owns() const noexcept { return engine_ != nullptr; }
   /// Gives the lock back, and makes sure that calls in flight are still driven.
-  void unlock() {
-    if (engine_ != nullptr) std::exchange(engine_, nullptr)->unlock_driver();
-  }
+  void unlock();
 
  private:
   ProgressEngine* engine_ = nullptr;

@@ -5,18 +5,34 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <span>
 
 #include <shoal/status.h>
 
 #include "src/plan/operation.h"
-#include "src/progress/group.h"
+#include "src/progress/control.h"
 #include "src/progress/spill_queue.h"
+#include "src/progress/wire.h"
+#include "src/topology/group.h"
 
 namespace shoal {
 
-struct Arrival;
+/// What a communicator and its ProgressEngine tell each other about the link to one member.
+struct ClientLink {
+  Link* link = nullptr;
+  Wire* wire = nullptr;
+  int peer = -1;                                    ///< the member: its rank in the communicator
+  std::uint32_t their_number = kCommunicatorLimit;  ///< the peer's number of the communicator; the limit: not received yet
+  bool bound = false;                               ///< this rank has sent its number to the peer
+  bool paused = false;                              ///< the peer has asked this rank to send no more tiles
+  SpillQueue* spilled = nullptr;                    ///< tiles that come before those on the link; null: none so far
+};
+
+/// What the calls in flight of a communicator do with a link.
+enum class LinkUse {
+  none,
+  waits,   ///< wait for it, to send or to receive
+  paused,  ///< would send on it, but the peer has asked them to pause
+};
 
 /// The calls of one communicator, as the ProgressEngine sees them. `job_rank`: a rank of the job. Thread rule: the holder of
 /// the DriverLock, but for number(), group(), close() and closed().
@@ -55,38 +71,17 @@ class ProgressClient {
   /// In a child of fork(): closes without a message to any peer. See ProgressEngine::leave_to_parent().
   virtual void leave_to_parent() = 0;
 
-  // What peers report on the control plane.
-  /// `job_rank` has closed this communicator; `its_calls` are its last calls.
-  virtual void peer_left(int job_rank, std::span<const std::byte> its_calls) = 0;
-  /// `job_rank` has left the job.
-  virtual void peer_gone(int job_rank) = 0;
-  /// For which ranks `job_rank` waits.
-  virtual void peer_waits(int job_rank, std::span<const std::byte> what) = 0;
-  /// `job_rank` found this rank in another call than its own, and sends the calls that it has made. Closes with the first call
-  /// that differs, where there is one.
-  virtual void peer_disagrees(int job_rank, std::span<const std::byte> its_calls) = 0;
-  /// `job_rank` has died; closes, if it is a member.
-  virtual void peer_died(int job_rank, const Status& how) = 0;
+  /// A message about this communicator, or the death or leave of a rank of the job, has arrived on the control plane.
+  virtual void on_control(const ControlPlane::Message& message) = 0;
 
-  // Tiles.
+  // Links.
+  /// Null where `job_rank` is no member, or this rank.
+  [[nodiscard]] virtual ClientLink* link_to(int job_rank) noexcept = 0;
+  [[nodiscard]] virtual LinkUse use_of(int job_rank) const noexcept = 0;
   /// A tile of a message has arrived from `job_rank`.
   virtual void take_message(int job_rank, const Arrival& arrival) = 0;
-  /// `job_rank` uses `number` for this communicator in its own tiles.
-  virtual void set_number_of(int job_rank, std::uint32_t number) = 0;
-  /// That number; nothing where the rank is no member or has not sent one.
-  [[nodiscard]] virtual std::optional<std::uint32_t> number_of(int job_rank) noexcept = 0;
-  /// Whether number() has been sent to `job_rank`.
-  [[nodiscard]] virtual bool has_bound(int job_rank) noexcept = 0;
-  /// Tiles from `job_rank` may have been moved to `aside`; they come before those on the link.
-  virtual void take_spilled(int job_rank, SpillQueue& aside) = 0;
-  /// The cause to report where `job_rank` has aborted and a zero-copy tile of it is no longer intact.
-  [[nodiscard]] virtual Status taken_back_by(int job_rank) = 0;
-  /// `job_rank` has asked this rank to send no more tiles, or to continue.
-  virtual void set_paused(int job_rank, bool paused) = 0;
-  /// A call in flight waits for the link to `job_rank`, to send or to receive.
-  [[nodiscard]] virtual bool uses(int job_rank) const noexcept = 0;
-  /// A call in flight would send to `job_rank`, which has asked it to pause.
-  [[nodiscard]] virtual bool is_paused(int job_rank) const noexcept = 0;
+  /// `job_rank` has aborted, and took back a zero-copy tile that this rank was reading. Closes.
+  virtual void lent_tile_reclaimed(int job_rank) = 0;
 
   bool running = false;  ///< set by the ProgressEngine: it is in the engine's list of clients with calls in flight
 

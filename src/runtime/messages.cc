@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "src/runtime/executor.h"
+#include "src/runtime/link_calls.h"
 
 namespace shoal {
 
@@ -27,13 +27,15 @@ std::string amount(DataType type, std::size_t bytes) {
 
 }  // namespace
 
-Messages::Messages(ProgressEngine& engine, const Group& group, std::uint32_t number)
-    : engine_(engine), number_(number), rank_(group.rank), group_(group) {
-  for (const int member : group.members) {
-    Peer& peer = peers_.emplace_back();
-    peer.wire = engine.wire_to(member);
-    peer.bound = group.name.is_whole();
-  }
+Messages::Messages(ProgressEngine& engine, const Group& group, std::uint32_t number, LinkCalls& links)
+    : router_(engine.router()),
+      device_(*engine.parts().device),
+      tile_bytes_(engine.parts().tile_bytes),
+      number_(number),
+      rank_(group.rank),
+      group_(group),
+      peers_(group.members.size()) {
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) peers_[rank].link = links.of_rank(static_cast<int>(rank));
 }
 
 std::optional<Messages::Announcement> Messages::parse_announcement(std::span<const std::byte> tile) noexcept {
@@ -76,7 +78,7 @@ bool Messages::advance() {
     any = true;
   }
   for (Peer& peer : peers_) {
-    if (peer.wire != nullptr) any |= advance(peer);
+    if (peer.link != nullptr) any |= advance(peer);
   }
   return any;
 }
@@ -142,7 +144,7 @@ Operation* Messages::take_posted(int from, int tag) {
 
 bool Messages::advance(Peer& peer) {
   bool any = retire_sent(peer);
-  if (!peer.bound && !bind(peer)) return any;
+  if (!peer.link->bound && !bind(peer)) return any;
   while (!peer.to_clear.empty() && send_word(peer, Kind::clear, peer.to_clear.front())) {
     peer.to_clear.pop();
     any = true;
@@ -161,12 +163,12 @@ bool Messages::advance(Peer& peer) {
 bool Messages::bind(Peer& peer) {
   const bool has_tiles =
       !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
-  return has_tiles && (peer.bound = engine_.bind(*peer.wire, number_, group_.name));
+  return has_tiles && (peer.link->bound = router_.bind(*peer.link->wire, number_, group_.name));
 }
 
 bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
-  if (!peer.wire->link->try_send({number_ | kMessageBit, number, static_cast<std::uint32_t>(kind), 0, 0}, {})) return false;
-  ++peer.wire->taken;
+  if (!peer.link->link->try_send({number_ | kMessageBit, number, static_cast<std::uint32_t>(kind), 0, 0}, {})) return false;
+  ++peer.link->wire->taken;
   return true;
 }
 
@@ -182,7 +184,7 @@ bool Messages::announce(Peer& peer) {
   if (eager && m.size_bytes != 0) std::memcpy(m.tile.data() + sizeof announcement, m.data, m.size_bytes);
   const TileHeader header{number_ | kMessageBit, peer.next_number, static_cast<std::uint32_t>(Kind::announce),
                           static_cast<std::uint32_t>(m.tile.size()), 0};
-  if (!peer.wire->link->try_send(header, m.tile)) return false;
+  if (!peer.link->link->try_send(header, m.tile)) return false;
   m.number = peer.next_number++;
   m.open_bytes = m.tile.size() + (eager ? 0 : m.size_bytes);
   if (eager) {
@@ -198,10 +200,10 @@ bool Messages::announce(Peer& peer) {
 bool Messages::send_data(Peer& peer) {
   Operation* operation = peer.to_send.front();
   Message& m = operation->message;
-  const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), engine_.tile_bytes()});
+  const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.link->link->max_tile_bytes(), tile_bytes_});
   const TileHeader header{number_ | kMessageBit, m.number, static_cast<std::uint32_t>(Kind::data),
                           static_cast<std::uint32_t>(bytes), m.moved_bytes};
-  if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
+  if (!peer.link->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
   m.moved_bytes += bytes;
   if (m.moved_bytes == m.size_bytes) peer.to_send.pop();
   taken_by_link(peer, operation, bytes);
@@ -209,14 +211,14 @@ bool Messages::send_data(Peer& peer) {
 }
 
 void Messages::taken_by_link(Peer& peer, Operation* operation, std::size_t bytes) {
-  const std::uint64_t ticket = ++peer.wire->taken;
-  if (peer.outstanding.empty() && peer.wire->link->sent_tiles() >= ticket) return moved(operation, bytes);
+  const std::uint64_t ticket = ++peer.link->wire->taken;
+  if (peer.outstanding.empty() && peer.link->link->sent_tiles() >= ticket) return moved(operation, bytes);
   peer.outstanding.push({operation, bytes, ticket});
 }
 
 bool Messages::retire_sent(Peer& peer) {
   bool any = false;
-  while (!peer.outstanding.empty() && peer.outstanding.front().ticket <= peer.wire->link->sent_tiles()) {
+  while (!peer.outstanding.empty() && peer.outstanding.front().ticket <= peer.link->link->sent_tiles()) {
     const Outstanding sent = peer.outstanding.front();
     peer.outstanding.pop();
     moved(sent.operation, sent.bytes);
@@ -296,7 +298,7 @@ Status Messages::take(int from, const Arrival& arrival) {
       Operation* operation = *receive;
       Message& m = operation->message;
       if (arrival.header.offset_bytes != m.moved_bytes || arrival.data.size() > m.size_bytes - m.moved_bytes) return nonsense();
-      engine_.device().copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
+      device_.copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
       m.moved_bytes += arrival.data.size();
       if (m.moved_bytes == m.size_bytes) sender.receiving.erase(number);
       moved(operation, arrival.data.size());
@@ -313,7 +315,7 @@ Status Messages::take_failure() { return std::exchange(failure_, Status()); }
 
 void Messages::give_up() {
   for (Peer& peer : peers_) {
-    if (!peer.outstanding.empty()) peer.wire->link->keep_copies();
+    if (!peer.outstanding.empty()) peer.link->link->keep_copies();
     peer.to_announce.clear();
     peer.announced.clear();
     peer.to_send.clear();

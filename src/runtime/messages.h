@@ -13,12 +13,14 @@
 #include "src/base/flat_map.h"
 #include "src/base/ring_queue.h"
 #include "src/plan/operation.h"
+#include "src/progress/progress_client.h"
 #include "src/progress/progress_engine.h"
 #include "src/progress/spill_queue.h"
 #include "src/runtime/match_queues.h"
 
 namespace shoal {
 
+class LinkCalls;
 struct Group;
 
 /// Matches sends with receives and moves their bytes.
@@ -36,8 +38,8 @@ struct Group;
 /// the driver. Ranks are those of the communicator.
 class Messages {
  public:
-  /// `number`: the communicator's, in the tiles of this process.
-  Messages(ProgressEngine& engine, const Group& group, std::uint32_t number);
+  /// `number`: the communicator's, in the tiles of this process. `links`: of its calls; all arguments outlive it.
+  Messages(ProgressEngine& engine, const Group& group, std::uint32_t number, LinkCalls& links);
 
   /// Queues a send or recv until its turn: messages are announced in the order of their numbers.
   void enqueue(internal::Operation* operation);
@@ -58,8 +60,6 @@ class Messages {
   [[nodiscard]] bool wants(int peer) const noexcept;
   /// As wants(), but only messages that name `peer`: without it they cannot end.
   [[nodiscard]] bool needs(int peer) const noexcept;
-  /// This rank has sent the number of the communicator to `peer`.
-  [[nodiscard]] bool has_bound(int peer) const noexcept { return peers_[static_cast<std::size_t>(peer)].bound; }
   /// Started, the oldest first.
   [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
   /// Not started, because an earlier message has not started; in no order.
@@ -103,8 +103,7 @@ class Messages {
     std::uint64_t ticket = 0;
   };
   struct Peer {
-    ProgressEngine::Wire* wire = nullptr;         // null for this rank
-    bool bound = false;                           // this rank has sent it the number of the communicator
+    ClientLink* link = nullptr;                   // null for this rank
     RingQueue<internal::Operation*> to_announce;  // sends, in order
     FlatMap<internal::Operation*> announced;      // sends that wait for `clear`, by number
     RingQueue<internal::Operation*> to_send;      // cleared sends; one after the other
@@ -135,7 +134,9 @@ class Messages {
   [[nodiscard]] internal::Operation* take_posted(int from, int tag);
   Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
-  ProgressEngine& engine_;
+  TileRouter& router_;
+  const Device& device_;
+  const std::size_t tile_bytes_;  // largest tile, except between nodes
   const std::uint32_t number_;
   const int rank_;
   const Group& group_;

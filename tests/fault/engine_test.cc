@@ -116,7 +116,7 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   parts.control = std::make_unique<ControlPlane>(std::move(control_transport), std::move(control_links));
   auto engine = std::make_shared<ProgressEngine>(std::move(parts));
   EXPECT_TRUE(ProgressThread::instance().add(engine, {{}, allowed_cores() >= 2 * scenario.topology.ranks(), 0}).ok());
-  return std::move(Executor::create(engine, Group::whole(*engine))).value();
+  return std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value();
 }
 
 // What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not

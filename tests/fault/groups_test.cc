@@ -153,7 +153,7 @@ class Job {
     parts.control = std::make_unique<ControlPlane>(std::move(control_ends_[at]), std::move(control).value());
     auto engine = std::make_shared<ProgressEngine>(std::move(parts));
     EXPECT_TRUE(ProgressThread::instance().add(engine, {{}, allowed_cores() >= 2 * ranks_, 0}).ok());
-    return std::move(Executor::create(engine, Group::whole(*engine))).value();
+    return std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value();
   }
 
   int ranks_;

@@ -12,7 +12,7 @@ namespace shoal {
 /// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55.
 ///
 /// Tiles have room for 31 bits only. They carry a number from their sender's own counter, which gives no number out twice. So
-/// no two communicators of a sender share one. See ProgressEngine::bind() for how the peer learns the name for a number.
+/// no two communicators of a sender share one. See TileRouter::bind() for how the peer learns the name for a number.
 struct GroupName {
   std::uint64_t key = 0;
   std::uint32_t check = 0;  ///< below kCheckLimit

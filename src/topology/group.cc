@@ -1,8 +1,8 @@
-#include "src/progress/group.h"
+#include "src/topology/group.h"
+
+#include <utility>
 
 #include <fmt/format.h>
-
-#include "src/progress/progress_engine.h"
 
 namespace shoal {
 namespace {
@@ -11,9 +11,9 @@ constexpr std::size_t kMostPlaces = 8;  // members of a group that a report list
 
 }  // namespace
 
-Group Group::whole(const ProgressEngine& engine) {
-  Group group{kWhole, engine.rank(), {}, engine.topology(), {}};
-  for (int rank = 0; rank < group.topology.ranks(); ++rank) group.members.push_back(rank);
+Group Group::whole(int rank, Topology topology) {
+  Group group{kWhole, rank, {}, std::move(topology), {}};
+  for (int member = 0; member < group.topology.ranks(); ++member) group.members.push_back(member);
   return group;
 }
 

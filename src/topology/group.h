@@ -6,14 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "src/progress/group_name.h"
+#include "src/topology/group_name.h"
 #include "src/topology/topology.h"
 
 namespace shoal {
 
-class ProgressEngine;
-
-/// Which ranks of a ProgressEngine a communicator consists of.
+/// Which ranks of the job a communicator consists of.
 struct Group {
   std::uint32_t id = 0;      ///< names the communicator in reports: GroupName::short_form()
   int rank = 0;              ///< own, within the group
@@ -22,8 +20,8 @@ struct Group {
   GroupName name;            ///< names it between ranks: the same on all of them, another for each communicator
   bool is_meeting = false;   ///< a group of shrink(): a member that leaves the job before the first call closes it
 
-  /// All ranks of `engine`.
-  static Group whole(const ProgressEngine& engine);
+  /// All ranks of a job; `rank` is this one.
+  static Group whole(int rank, Topology topology);
   static constexpr std::uint32_t kWhole = 0;  ///< its `id`
   /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
   /// same name alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.

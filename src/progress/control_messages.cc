@@ -1,0 +1,63 @@
+#include "src/progress/control_messages.h"
+
+#include <chrono>
+#include <utility>
+
+#include "src/diagnosis/straggler_detector.h"
+#include "src/progress/driver_gate.h"
+
+namespace shoal {
+
+bool ControlMessages::poll() {
+  due_ = false;
+  if (plane_ == nullptr) return false;
+  messages_.clear();
+  const bool moved = plane_->poll(messages_);
+  for (const ControlPlane::Message& message : messages_) pass_on(message);
+  return moved;
+}
+
+bool ControlMessages::poll_if_due() {
+  const bool moved = due_ && poll();
+  peers_.report_deaths(clients_.all());
+  return moved;
+}
+
+void ControlMessages::pass_on(const ControlPlane::Message& message) {
+  using Kind = ControlPlane::Message::Kind;
+  if (message.kind == Kind::waits) {
+    if (const auto words = StragglerDetector::parse(message.payload); words && words->sequence != StragglerDetector::kNoCall) {
+      last_waits_.note(message.rank,
+                       {message.group.short_form(), words->sequence, words->call, std::chrono::steady_clock::now()});
+    }
+  }
+  if (message.kind == Kind::goodbye) {
+    peers_.set_gone(message.rank);
+    for (ProgressClient* client : clients_.all()) client->on_control(message);
+  } else if (message.kind == Kind::death) {
+    peers_.set_dead(message.rank, message.status);
+  } else if (ProgressClient* client = clients_.find(message.group); client != nullptr) {
+    client->on_control(message);
+  } else if (!clients_.has_ended(message.group)) {
+    early_.keep(message);
+  }
+}
+
+bool ControlMessages::prepare_wait() {
+  if (transport() == nullptr) return true;
+  due_ |= !transport()->prepare_wait() || plane_->due();
+  return !due_;
+}
+
+void ControlMessages::finish_wait(std::span<const pollfd> polled) {
+  if (transport() == nullptr) return;
+  const bool readable = is_readable(polled, transport()->wait_fd());
+  transport()->finish_wait(readable);
+  due_ |= readable;
+}
+
+void ControlMessages::append_wait_fd(std::vector<pollfd>& out) const {
+  if (transport() != nullptr) out.push_back({transport()->wait_fd(), POLLIN, 0});
+}
+
+}  // namespace shoal

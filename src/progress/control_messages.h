@@ -1,0 +1,56 @@
+// ControlMessages: passes the control messages of peers on to the communicators that they are about.
+#pragma once
+
+#include <poll.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/diagnosis/last_waits.h"
+#include "src/progress/client_directory.h"
+#include "src/progress/control.h"
+#include "src/progress/early_records.h"
+#include "src/progress/peer_states.h"
+
+namespace shoal {
+
+/// Thread rule: the driver.
+class ControlMessages {
+ public:
+  /// `plane` is null in tests that need none. All arguments outlive it.
+  ControlMessages(ControlPlane* plane, ClientDirectory& clients, EarlyRecords& early, int ranks)
+      : plane_(plane), clients_(clients), early_(early), peers_(ranks) {}
+
+  [[nodiscard]] ControlPlane* plane() const noexcept { return plane_; }
+  /// Its transport; null where there is none.
+  [[nodiscard]] Transport* transport() const noexcept { return plane_ == nullptr ? nullptr : plane_->transport(); }
+  [[nodiscard]] PeerStates& peers() noexcept { return peers_; }
+  [[nodiscard]] const LastWaits& last_waits() const noexcept { return last_waits_; }
+
+  /// Reads what has arrived; an abort closes the communicator that it is about. True where anything arrived.
+  bool poll();
+  /// poll(), where a message may have arrived since the last one. Reports deaths.
+  bool poll_if_due();
+  void set_due() noexcept { due_ = true; }
+  /// A message waits for a slow peer.
+  [[nodiscard]] bool unsent() const noexcept { return plane_ != nullptr && plane_->pending(); }
+
+  // See Transport.
+  bool prepare_wait();
+  void finish_wait(std::span<const pollfd> polled);
+  void append_wait_fd(std::vector<pollfd>& out) const;
+
+ private:
+  void pass_on(const ControlPlane::Message& message);
+
+  ControlPlane* const plane_;
+  ClientDirectory& clients_;
+  EarlyRecords& early_;
+  PeerStates peers_;
+  LastWaits last_waits_;
+  std::vector<ControlPlane::Message> messages_;  // scratch of poll()
+  bool due_ = true;                              // a message may have arrived since the last poll()
+};
+
+}  // namespace shoal
