@@ -36,7 +36,8 @@ void CallMonitor::peer_gone(int rank, Time now) {
 std::optional<Status> CallMonitor::peer_died(int rank, const Status& how, const std::optional<Occupation>& own,
                                              Time now) const {
   if (has_left(rank)) return std::nullopt;  // a call that still needs the peer fails by absent()
-  Occupation idle{.what = "no call"};
+  Occupation idle;
+  idle.what = "no call";
   if (next_call_ > 0) idle.what += " after " + describe_call(next_call_ - 1, record_.call(next_call_ - 1));
   return or_mismatch(reports_.died(rank, how, own.value_or(idle), now));
 }

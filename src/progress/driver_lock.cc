@@ -2,9 +2,7 @@
 
 namespace shoal {
 
-void DriverLock::unlock() {
-  if (engine_ == nullptr) return;
-  ProgressEngine& engine = *std::exchange(engine_, nullptr);
+void DriverLock::give_back(ProgressEngine& engine) {
   auto left = ProgressEngine::Unfinished::nothing;
   do {
     left = engine.end_drive();

@@ -27,9 +27,13 @@ class [[nodiscard]] DriverLock {
 
   [[nodiscard]] bool owns() const noexcept { return engine_ != nullptr; }
   /// Gives the lock back, and makes sure that calls in flight are still driven.
-  void unlock();
+  void unlock() {
+    if (engine_ != nullptr) give_back(*std::exchange(engine_, nullptr));
+  }
 
  private:
+  static void give_back(ProgressEngine& engine);
+
   ProgressEngine* engine_ = nullptr;
 };
 

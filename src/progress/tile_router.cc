@@ -99,7 +99,7 @@ bool TileRouter::stands_in_the_way(Wire& wire, std::span<ProgressClient* const> 
   if (!spills_) return false;
   if (wire.taken - wire.taken_when_stuck > kTilesUnheard) return true;
   return quiet && std::ranges::any_of(running, [&](const ProgressClient* client) {
-           return (client->use_of(wire.link->peer()) >= (client == owner ? LinkUse::paused : LinkUse::waits));
+           return client->use_of(wire.link->peer()) >= (client == owner ? LinkUse::paused : LinkUse::waits);
          });
 }
 

@@ -76,7 +76,8 @@ std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, 
     parts.transports.push_back(std::move(data[at].transport));
     parts.control = std::make_unique<ControlPlane>(std::move(control[at].transport), std::move(control[at].links));
     auto engine = std::make_shared<ProgressEngine>(std::move(parts));
-    executors.push_back(std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value());
+    executors.push_back(
+        std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value());
   }
   return executors;
 }
@@ -271,7 +272,7 @@ void SimulatedRank::bury() {
 void SimulatedRank::leave() {
   while (engine_->busy()) engine_->progress();
   if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) engine_->finish_wait({});
-  engine_->check();              // unlock() does so, and may have more to send
+  engine_->check();                    // unlock() does so, and may have more to send
   engine_->parts().control->finish();  // the progress thread would send the rest
   lock_.unlock();
   executor_->shut_down();

@@ -173,7 +173,9 @@ TEST(CallMonitor, NothingIsToldWherePeersCannotBeReached) {
   const CallSignature ours = zero.enter(call_of(8));
   EXPECT_FALSE(zero.monitor.waits(0, kNever, kBegin));
   for (const auto after : {400ms, 900ms}) {  // the flight record only
-    if (zero.monitor.waits(0, kNever, kBegin + after)) EXPECT_FALSE(zero.monitor.misses(ours, {{1}, {}}, kBegin + after));
+    if (zero.monitor.waits(0, kNever, kBegin + after)) {
+      EXPECT_FALSE(zero.monitor.misses(ours, {{1}, {}}, kBegin + after));
+    }
   }
   EXPECT_TRUE(zero.monitor.disagrees({1, 0, ours, 0, call_of(9)}, true, kBegin));
 }
