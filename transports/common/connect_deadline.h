@@ -18,8 +18,8 @@ class ConnectDeadline {
 
   /// `look`: ok, or why the wait is to end now. Called first after 0.1 s, since most start-ups are shorter, then at intervals
   /// that grow to 0.25 s.
-  ConnectDeadline(Clock::time_point deadline,
-                  std::function<Status()> look = {})  // NOLINT(google-explicit-constructor): it is one
+  // NOLINTNEXTLINE(google-explicit-constructor): it is a point in time
+  ConnectDeadline(Clock::time_point deadline, std::function<Status()> look = {})
       : deadline_(deadline), look_(std::move(look)), look_at_(look_ ? Clock::now() + interval_ : Clock::time_point::max()) {}
 
   [[nodiscard]] Clock::time_point deadline() const noexcept { return deadline_; }
