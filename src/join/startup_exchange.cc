@@ -16,21 +16,21 @@
 namespace shoal {
 namespace {
 
-constexpr auto kRefusalPatience = std::chrono::seconds(1);
-constexpr auto kLatePatience = std::chrono::milliseconds(300);
-constexpr auto kCausePatience = std::chrono::milliseconds(50);  // the store may be on another host
-constexpr auto kAnswerPatience = std::chrono::seconds(1);
-constexpr std::size_t kLongestWords = 4096;
+constexpr auto kAcknowledgementTimeout = std::chrono::seconds(1);
+constexpr auto kMinAcknowledgementTimeout = std::chrono::milliseconds(300);
+constexpr auto kCauseTimeout = std::chrono::milliseconds(50);  // the store may be on another host
+constexpr auto kStoreCheckTimeout = std::chrono::seconds(1);
+constexpr std::size_t kMaxMessageBytes = 4096;
 
 // The first byte of a value: before a contribution, or before a status code and a message.
-constexpr char kSays = '+';
-constexpr char kGivesUp = '-';
+constexpr char kContribution = '+';
+constexpr char kRefusal = '-';
 
-std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
+std::string acknowledgement_key(int rank) { return fmt::format("refusal/{}", rank); }
 
 std::string refusal(const Status& why) {
-  std::string text{kGivesUp, static_cast<char>(why.code())};
-  return text += why.message().substr(0, kLongestWords);
+  std::string text{kRefusal, static_cast<char>(why.code())};
+  return text += why.message().substr(0, kMaxMessageBytes);
 }
 
 }  // namespace
@@ -38,9 +38,9 @@ std::string refusal(const Status& why) {
 Status parse_refusal(int rank, std::string_view text) {
   const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
   const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
-  const std::string words = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
+  const std::string message = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal,
-          fmt::format("rank {} aborted the startup: {}", rank, words)};
+          fmt::format("rank {} aborted the startup: {}", rank, message)};
 }
 
 std::optional<Status> parse_cause(std::string_view text) {
@@ -54,21 +54,21 @@ std::optional<Status> parse_cause(std::string_view text) {
 std::string StartupExchange::key(int rank) const { return fmt::format("step/{}/{}", step_, rank); }
 
 Result<std::vector<std::string>> StartupExchange::all_gather(std::string_view name, std::string_view mine) {
-  if (Status status = store_.set(key(rank_), kSays + std::string(mine)); !status.ok()) return status;
-  said_ = true;
+  if (Status status = store_.set(key(rank_), kContribution + std::string(mine)); !status.ok()) return status;
+  contributed_ = true;
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) {
     const auto value = fetch(name, rank, key(rank));
     if (!value.ok()) return value.status();
-    if (value->empty() || value->front() != kSays) {
+    if (value->empty() || value->front() != kContribution) {
       if (rank == 0) acknowledge_refusal();
-      hears_ = true;
+      cause_known_ = true;
       return parse_refusal(rank, *value);
     }
     all.push_back(value->substr(1));
   }
   ++step_;
-  said_ = false;
+  contributed_ = false;
   return all;
 }
 
@@ -86,13 +86,13 @@ Status StartupExchange::finish() {
 }
 
 Status StartupExchange::check() {
-  const Status status = store_.look(std::min(deadline_, std::chrono::steady_clock::now() + kAnswerPatience));
+  const Status status = store_.look(std::min(deadline_, std::chrono::steady_clock::now() + kStoreCheckTimeout));
   return status.ok() || status.code() == StatusCode::timeout ? Status() : cause_of(status);
 }
 
 Status StartupExchange::cause_of(const Status& of_store) {
   if (of_store.code() != StatusCode::aborted) return of_store;
-  hears_ = true;
+  cause_known_ = true;
   return parse_cause(of_store.message()).value_or(Status(StatusCode::aborted, "a rank aborted the startup"));
 }
 
@@ -108,35 +108,35 @@ Result<std::string> StartupExchange::fetch(std::string_view name, int rank, std:
 
 Status StartupExchange::abort(const Status& why) {
   Status cause = why;
-  if (why.code() == StatusCode::peer_failed && !hears_) {
-    const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCausePatience);
-    if (const auto told = store_.get(Store::kGivenUp, until); told.ok()) cause = parse_cause(*told).value_or(why);
+  if (why.code() == StatusCode::peer_failed && !cause_known_) {
+    const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCauseTimeout);
+    if (const auto first = store_.get(Store::kGivenUp, until); first.ok()) cause = parse_cause(*first).value_or(why);
   }
-  if (said_) ++step_;  // the contribution cannot be taken back, so the refusal takes the place of the next one
+  if (contributed_) ++step_;  // the contribution cannot be taken back, so the refusal takes the place of the next one
   const std::string text = refusal(cause);
-  told_ = store_.set(key(rank_), text).ok();
-  if (told_ && !hears_ && cause.message() == why.message())
+  refusal_published_ = store_.set(key(rank_), text).ok();
+  if (refusal_published_ && !cause_known_ && cause.message() == why.message())
     static_cast<void>(store_.set(Store::kGivenUp, fmt::format("{} {}", rank_, text)));
   return cause;
 }
 
 void StartupExchange::leave() {
-  if (!told_) return;
+  if (!refusal_published_) return;
   rank_ == 0 ? wait_for_acknowledgements() : acknowledge_refusal();  // a rank that aborts no longer needs rank 0
 }
 
 void StartupExchange::acknowledge_refusal() {
-  hears_ = true;
-  if (!std::exchange(heard_, true)) static_cast<void>(store_.set(heard_by(rank_), ""));
+  cause_known_ = true;
+  if (!std::exchange(refusal_acknowledged_, true)) static_cast<void>(store_.set(acknowledgement_key(rank_), ""));
 }
 
 void StartupExchange::wait_for_acknowledgements() {
   // Ranks whose deadline passes at the same time must still receive the refusal.
   const auto now = std::chrono::steady_clock::now();
-  const auto until = std::max(std::min(deadline_, now + kRefusalPatience), now + kLatePatience);
+  const auto until = std::max(std::min(deadline_, now + kAcknowledgementTimeout), now + kMinAcknowledgementTimeout);
   store_.leave();  // this rank aborts itself, so an abort of another rank must not end the waits below
-  for (int rank = 1; rank < size_ && store_.get_from(rank, heard_by(rank), until).status().code() != StatusCode::timeout;
-       ++rank) {
+  for (int rank = 1;
+       rank < size_ && store_.get_from(rank, acknowledgement_key(rank), until).status().code() != StatusCode::timeout; ++rank) {
   }
 }
 

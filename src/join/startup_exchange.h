@@ -58,10 +58,10 @@ class StartupExchange {
   int size_;
   Deadline deadline_;
   int step_ = 0;
-  bool said_ = false;   ///< this rank has contributed to that step
-  bool heard_ = false;  ///< rank 0's refusal has been acknowledged
-  bool told_ = false;   ///< this rank's refusal is published
-  bool hears_ = false;  ///< this rank knows why another rank aborted
+  bool contributed_ = false;           ///< this rank has contributed to that step
+  bool refusal_acknowledged_ = false;  ///< rank 0's refusal has been acknowledged
+  bool refusal_published_ = false;     ///< this rank's refusal is published
+  bool cause_known_ = false;           ///< this rank knows why another rank aborted
 };
 
 /// Parses what all_gather() finds in place of a contribution of `rank`: the error with which that rank aborted. Safe for any
