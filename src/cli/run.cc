@@ -25,6 +25,7 @@
 #include <shoal/status.h>
 #include <CLI/CLI.hpp>
 
+#include "src/base/text.h"
 #include "src/cli/commands.h"
 #include "src/cli/supervisor.h"
 #include "src/join/job_key.h"
@@ -67,9 +68,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
   std::vector<HostEntry> hosts;
-  for (std::size_t start = 0; start <= text.size();) {
-    const std::size_t end = std::min(text.find(',', start), text.size());
-    const std::string entry = text.substr(start, end - start);
+  for (const std::string& entry : split_at_commas(text)) {
     const std::size_t colon = entry.rfind(':');
     HostEntry host{entry.substr(0, colon), 1};
     bool good = !host.login.empty() && host.login[0] != '-' && host.login.find_first_of(" \t'\"\\$;&|") == std::string::npos;
@@ -83,7 +82,6 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
                     fmt::format("--hosts: '{}' is not HOST:RANKS (such as a:8, with 1 to {} ranks)", entry, kMaxHostRanks));
     }
     hosts.push_back(host);
-    start = end + 1;
   }
   std::int64_t ranks = 0;
   for (const HostEntry& host : hosts) ranks += host.ranks;

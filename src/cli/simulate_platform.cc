@@ -15,6 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "src/base/text.h"
 #include "src/selector/selector.h"
 #include "src/simulate/platform.h"
 #include "src/simulate/published.h"
@@ -47,11 +48,9 @@ Result<std::vector<int>> parse_nodes(std::string_view text) {
     for (int n = first; n <= last; n *= 2) nodes.push_back(n);
     return nodes;
   }
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    nodes.push_back(number(text.substr(begin, end - begin)));
+  for (const std::string& part : split_at_commas(text)) {
+    nodes.push_back(number(part));
     if (nodes.back() == 0 || nodes.size() > 64) return error;
-    begin = end + 1;
   }
   return nodes;
 }

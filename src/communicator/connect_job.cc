@@ -12,6 +12,7 @@
 
 #include "src/algorithms/algorithm.h"
 #include "src/base/deadline.h"
+#include "src/base/text.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/join/socket.h"
@@ -48,17 +49,6 @@ struct Decision {
   bool single_copy_always = false;
 };
 
-// "a,b" -> a, b.
-std::vector<std::string> list_of(const std::string& text) {
-  std::vector<std::string> parts;
-  for (std::size_t start = 0; start <= text.size();) {
-    const std::size_t end = std::min(text.find(',', start), text.size());
-    parts.push_back(text.substr(start, end - start));
-    start = end + 1;
-  }
-  return parts;
-}
-
 /// The value of `name`, which may be empty if the setting has no default. Errors: invalid_argument for a value not in `known`.
 Result<std::string> setting_among(const char* name, std::initializer_list<std::string_view> known) {
   std::string value = setting(name);
@@ -74,7 +64,7 @@ Status choose_transports(const CommunicatorOptions& options, JobConfig& config) 
   }
   config.use_shm = false;
   config.network = Network::none;
-  for (const std::string& name : list_of(options.transports)) {
+  for (const std::string& name : split_at_commas(options.transports)) {
     Network network = Network::none;
     for (const Network known : {Network::tcp, Network::ofi, Network::ucx}) {
       if (name == to_string(known)) network = known;
@@ -272,7 +262,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
       OfiOptions options;
       fill(options);
       options.provider = setting("SHOAL_OFI_PROVIDER");
-      if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) options.devices = list_of(rails);
+      if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) options.devices = split_at_commas(rails);
       options.near = as_tcp.interface_or_address;
       options.cards = cards;
       options.share = topology.local_rank(rank);
@@ -290,7 +280,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
       break;
   }
   if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) {
-    as_tcp.rails = list_of(rails);
+    as_tcp.rails = split_at_commas(rails);
     as_tcp.sockets_per_peer = std::max(as_tcp.sockets_per_peer, static_cast<int>(as_tcp.rails.size()));
   }
   return make_tcp_transport(as_tcp);
@@ -466,7 +456,7 @@ class JobStart {
     options.tiles_per_socket = 2;
     options.integrity = config().integrity != Integrity::off;  // cheap, because control messages are small
     // Control messages must survive the failure of a rail, as data does.
-    if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) options.rails = std::move(rails);
+    if (auto rails = split_at_commas(setting("SHOAL_RAILS")); rails.size() > 1) options.rails = std::move(rails);
     auto transport = make_tcp_transport(options);
     if (!transport.ok() && config().network != Network::tcp) {
       options.rails.clear();  // they may be NICs without an IP address

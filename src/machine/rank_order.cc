@@ -18,6 +18,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "src/base/text.h"
+
 extern char** environ;  // POSIX leaves its declaration to the program
 
 namespace shoal {
@@ -178,11 +180,8 @@ Result<NetworkTree> read_network_tree(const std::string& source) {
     if (Status status = add_text(output_of(source.substr(1)), "'" + source.substr(1) + "'", tree); !status.ok()) return status;
     return tree;
   }
-  for (std::size_t begin = 0; begin <= source.size();) {
-    const std::size_t end = std::min(source.find(',', begin), source.size());
-    const std::string path = source.substr(begin, end - begin);
+  for (const std::string& path : split_at_commas(source)) {
     if (Status status = add_text(read_file(path), path, tree); !status.ok()) return status;
-    begin = end + 1;
   }
   return tree;
 }

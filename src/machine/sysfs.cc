@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "src/base/text.h"
+
 namespace shoal {
 namespace {
 
@@ -138,15 +140,12 @@ Result<std::vector<int>> parse_cores(std::string_view text) {
   std::vector<int> cores;
   text = trimmed(text);
   if (text.empty()) return cores;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view part = text.substr(begin, end - begin);
+  for (const std::string& part : split_at_commas(text)) {
     const std::size_t dash = part.find('-');
     const int first = whole_number(part.substr(0, dash), kMaxCores - 1);
     const int last = dash == std::string_view::npos ? first : whole_number(part.substr(dash + 1), kMaxCores - 1);
     if (first < 0 || last < first || cores.size() > kMaxCores) return error;
     for (int core = first; core <= last; ++core) cores.push_back(core);
-    begin = end + 1;
   }
   std::sort(cores.begin(), cores.end());
   cores.erase(std::unique(cores.begin(), cores.end()), cores.end());

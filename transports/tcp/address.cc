@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "src/base/interfaces.h"
+#include "src/base/text.h"
 
 namespace shoal::tcp {
 namespace {
@@ -133,15 +134,13 @@ std::string join_addresses(std::span<const SocketAddress> addresses) {
 
 Result<std::vector<SocketAddress>> split_addresses(std::string_view text) {
   std::vector<SocketAddress> addresses;
-  for (std::size_t from = 0; from <= text.size();) {
-    const std::size_t comma = std::min(text.find(',', from), text.size());
-    auto address = parse_address(text.substr(from, comma - from));
+  for (const std::string& part : split_at_commas(text)) {
+    auto address = parse_address(part);
     if (!address.ok()) return address.status();
     if (addresses.size() == kMaxAdvertised) {
       return Status(StatusCode::invalid_argument, fmt::format("more than {} addresses in '{}'", kMaxAdvertised, text));
     }
     addresses.push_back(*address);
-    from = comma + 1;
   }
   return addresses;
 }
