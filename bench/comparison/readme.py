@@ -1,11 +1,11 @@
-"""The table of results in the repository's README: a few rows of the committed results, the losing ones included. It lies between two
-marks. `bench/compare --tables` and `bench/study --page` write it."""
+"""Writes the table of results in the repository's README, between two marks: rows of the committed results, also those in which shoal is
+slower. `bench/compare --tables` and `bench/study --page` call it."""
 import os
 
 from comparison import results, runs
 from comparison.tables import line, ratio
-from training import rows
-from training.tables import last
+from training_study import rows
+from training_study.tables import last
 
 README = os.path.join(runs.REPOSITORY, "README.md")
 COMPARISON = os.path.join(runs.REPOSITORY, "bench/results/comparison")
@@ -49,7 +49,7 @@ def training_row(parts, words, trainings):
 
 
 def table(groups, documents, trainings):
-    """Of `documents` (of groups, by name) and `trainings` (of rows of the study, by name)."""
+    """The table from `documents` (of groups, by name) and `trainings` (of rows of the study, by name)."""
     of_name = {group["name"]: group for group in groups}
     lines = [all_reduce_row(of_name[name], documents[name]) for name in GROUPS if name in documents]
     lines += [training_row(parts, words, trainings) for parts, words in PARTS.items()]

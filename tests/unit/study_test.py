@@ -8,7 +8,7 @@ import pytest
 import support
 
 sys.path.insert(0, os.path.join(support.REPOSITORY, "bench"))
-from training import profile, rates, rows, scaling, tables
+from training_study import profile, rates, rows, scaling, tables
 
 sys.path.insert(0, os.path.join(support.REPOSITORY, "bench", "train", "page"))
 import speedups

@@ -1,7 +1,7 @@
-"""Predicts the step time on many nodes: compute times that were measured here, and all_reduce times that SimGrid simulates.
+"""Predicts the step time on many nodes from compute times measured on this machine and all_reduce times simulated by SimGrid.
 
-Nothing here is measured on such machines. The step is DistributedDataParallel's: buckets of 25 MiB, the first of 1 MiB, averaged one after the
-other beside backward; no node is slower than another.
+No time is measured on such nodes. The step is DistributedDataParallel's: buckets of 25 MiB, the first of 1 MiB, averaged one after the other
+during backward. All nodes are equally fast.
 """
 import json
 import subprocess
@@ -10,7 +10,7 @@ MIB = 1 << 20
 FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 NODES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZES = ("64K", "1M", "8M", "64M")
-# name, platform of `shoal simulate`, ranks of a node, how many times as fast as one core of this machine a rank computes, words
+# name, platform of `shoal simulate`, ranks per node, speed of a rank relative to one core of this machine, description
 PLATFORMS = (
     ("p4d", "p4d", 8, 250, "p4d-like: 8 ranks a node, 4 x 100 Gbit/s; a rank computes 250 times as fast as the core that was measured (assumed, "
                            "about a GPU)"),
@@ -32,7 +32,7 @@ def simulated_us(shoal, platform, ranks_per_node, sizes=SIZES, nodes=NODES):
 
 
 def interpolate(points, size):
-    """Microseconds for `size` bytes: straight lines between the points, the last one goes on; below the first its time."""
+    """Microseconds for `size` bytes: linear between points and beyond the last one; the first point's time below it."""
     points = sorted(points)
     if size <= points[0][0]:
         return points[0][1]
@@ -43,7 +43,7 @@ def interpolate(points, size):
 
 
 def buckets(gradients):
-    """[(seconds of backward when it is full, bytes)] of gradients in the order in which they appear."""
+    """[(seconds of backward until the bucket is full, bytes)] of gradients in the order of their appearance."""
     full, held, limit = [], 0, FIRST_BUCKET
     for ready_s, size in gradients:
         held += size
@@ -56,7 +56,7 @@ def buckets(gradients):
 
 
 def step_s(profile, speed, points):
-    """(step, what of it waits for averages), in seconds. `points` None: alone."""
+    """(step time, part of it that waits for averages), in seconds. `points` None: one rank alone."""
     forward_s = (profile["load_s"] + profile["forward_s"]) / speed
     backward_s, update_s = profile["backward_s"] / speed, profile["update_s"] / speed
     free_s = 0.0

@@ -6,13 +6,13 @@ SHAPES = ("2x1", "4x1")
 BACKENDS = ("shoal", "gloo", "mpi")
 CORES = 2  # for which the expected times below hold
 
-# Seconds that one core takes to train with one image of 32 x 32 pixels, and MB of gradients: what turns, first guesses and the expected
-# time of a row are derived from. Nothing in the report is.
+# Seconds of one core for one image of 32 x 32 pixels, and MB of gradients. Used for turns, first guesses and expected times only, never in
+# the report.
 SECONDS_PER_IMAGE = {"vgg16": 0.030, "resnet18": 0.045, "mobilenet_v2": 0.020, "shufflenet_v2_x1": 0.010, "shufflenet_v2_x0.5": 0.006,
                      "densenet121": 0.085}
 GRADIENT_MB = {"vgg16": 58.9, "resnet18": 44.7, "mobilenet_v2": 9.2, "shufflenet_v2_x1": 5.1, "shufflenet_v2_x0.5": 1.4, "densenet121": 27.8}
 START_S = 12  # of a cluster and its ranks
-TURN_S = 10  # a turn ends with averages that no forward hides, which a training does once an epoch
+TURN_S = 10  # long, because the averages at the end of a turn overlap with no forward
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Row:
         return int(self.shape.split("x")[0])
 
     def guessed_compute_s(self):
-        """Of a step, all ranks of the machine sharing its cores."""
+        """Compute time of a step, if all ranks of the machine share its cores."""
         return SECONDS_PER_IMAGE[self.model] * self.batch * max(1.0, self.ranks / CORES)
 
     def wire_bits(self):
-        """What a link carries in a step, each way."""
+        """Bits on a link in a step, in each direction."""
         return 8e6 * GRADIENT_MB[self.model] * 2 * (self.hosts - 1) / self.hosts
 
     def guessed_step_s(self):
@@ -61,7 +61,7 @@ class Row:
         return max(6, min(60, round(TURN_S / (step_s or self.guessed_step_s()))))
 
     def training_s(self, step_s=None):
-        """At least for two rounds of turns after the steps that are not measured."""
+        """Seconds of training: enough for two rounds of turns after the steps that are not measured."""
         step_s = step_s or self.guessed_step_s()
         return max(self.seconds, len(self.backends) * step_s * (2 + 1.5 * self.steps_of_turn(step_s)))
 
@@ -86,11 +86,11 @@ def _one_host():
 
 
 def _alone():
-    """One rank: what speed-ups are over, and the compute times of the predictions."""
+    """One rank: the reference of speed-ups, and the compute times of the predictions."""
     for batch in (8, 32):
         for model in NETWORKS:
             yield Row(f"alone-batch{batch}-{model}", "alone", "1x1", model, batch, 8, backends=("shoal",),
-                      options=("--threads", "1", "--overlap", "backward"), trace=True)  # so that the update is seen at its place
+                      options=("--threads", "1", "--overlap", "backward"), trace=True)  # with backward overlap the trace has the update separately
 
 
 def _accuracy():
@@ -105,7 +105,7 @@ def _accuracy():
 
 
 def _setting(minutes):
-    """The setting of the study: 20 epochs where there is the time for them."""
+    """The setting of the study: 20 epochs if there is enough time."""
     runs = [(dataset, model) for dataset in ("cifar10", "fashion_mnist") for model in NETWORKS]
     seconds = max(60.0, 60 * minutes / len(runs) - 2 * START_S)
     for dataset, model in runs:

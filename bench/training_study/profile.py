@@ -1,4 +1,4 @@
-"""What the trace of a step says about computing: how long its parts take, and when backward has each gradient ready."""
+"""From the trace of a step: the times of its parts, and when each gradient is ready in backward."""
 
 
 def _of_rank(events):
@@ -8,7 +8,7 @@ def _of_rank(events):
     for event in training:
         seconds[event["cat"]] = seconds.get(event["cat"], 0.0) + event["dur"] / 1e6
         if event["cat"] == "backward":
-            computed_s += event["dur"] / 1e6  # without what it waited for
+            computed_s += event["dur"] / 1e6  # without waits
             if size := event.get("args", {}).get("gradient_bytes"):
                 ready.append([round(computed_s, 6), size])
     return {f"{key}_s": round(value, 6) for key, value in seconds.items()} | {"gradients": ready}
@@ -20,7 +20,7 @@ def profiles(events):
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     found = {}
     for process, name in names.items():
-        contestant, _, rank = name.partition(" rank ")
+        replica, _, rank = name.partition(" rank ")
         if rank == "0":
-            found[contestant.split("+")[0]] = _of_rank([event for event in events if event["pid"] == process])
+            found[replica.split("+")[0]] = _of_rank([event for event in events if event["pid"] == process])
     return found

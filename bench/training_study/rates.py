@@ -25,14 +25,14 @@ def text_of(mbit):
 
 
 def better_probe(mbit, results):
-    """Of the rows of one run, those of shoal left out."""
+    """The Probe of the faster peer of shoal in one run."""
     best = max((row for row in results if row["backend"] != "shoal"), key=lambda row: row["images_per_s"])
     return Probe(mbit, best["backend"], best["seconds"] / best["steps"], best["comm_exposed_s"] / best["steps"])
 
 
 def next_mbit(probe, wire_bits):
-    """Training waits for the wire longer, second for second, when the wire takes longer: `exposed` becomes what computing takes where the wire
-    takes their difference more. A wire that is hidden altogether hides how much it could grow; the next try tells."""
+    """The next rate to try. A second more on the wire exposes a second more, so the wire time must change by the difference of compute time and
+    exposed time. If the wire is hidden completely, its slack is unknown, and the next try shows more."""
     wire_s = wire_bits / (1e6 * probe.mbit * GOODPUT)
     wanted_s = wire_s + (probe.step_s - probe.exposed_s) - probe.exposed_s
     factor = wire_s / wanted_s if wanted_s > 0 else 8
@@ -40,12 +40,13 @@ def next_mbit(probe, wire_bits):
 
 
 def first_mbit(wire_bits, compute_s):
-    """Forward is a third of computing; the wire is to take twice backward and forward once, of which backward hides its own length."""
+    """The first rate to try. Forward is a third of the compute time. Backward hides its own length of wire time, so half of the step is exposed
+    if the wire takes twice backward plus forward."""
     return max(1, round(wire_bits / (1e6 * GOODPUT * compute_s * 5 / 3)))
 
 
 def search(try_rate, wire_bits, compute_s):
-    """`try_rate(mbit)` gives a Probe. Returns the best probe and all of them as objects for JSON."""
+    """Tries rates by `try_rate(mbit)`, which returns a Probe. Returns the best probe, and all of them as objects for JSON."""
     probes = []
     mbit = first_mbit(wire_bits, compute_s)
     while len(probes) < TRIES:

@@ -4,7 +4,7 @@ import statistics
 import textwrap
 
 from comparison.results import geometric_mean
-from training import rates, rows
+from training_study import rates, rows
 
 NAMES = {"shoal": "shoal", "gloo": "Gloo", "mpi": "Open MPI"}
 NEARLY = 0.995  # of a bound: 0.997 x reads "1.00 x"
@@ -15,15 +15,15 @@ def table(title, note, head, lines):
 
 
 def images_of(document):
-    """The name of the data set, and whether it is a part of it."""
+    """The name of the data set, with "subset" if only a part of it was used."""
     name = document["results"][0]["dataset"]
     return name + " subset" if document["data"]["kind"] == "subset" else name
 
 
 def words_of(documents):
-    """What the images of `documents` are, in full."""
-    said = dict.fromkeys(document["data"]["words"] for document in documents.values() if "data" in document)
-    return f"Images: {'; '.join(said)}." if said else ""
+    """The full description of the images of `documents`."""
+    descriptions = dict.fromkeys(document["data"]["words"] for document in documents.values() if "data" in document)
+    return f"Images: {'; '.join(descriptions)}." if descriptions else ""
 
 
 def last(document):
@@ -36,13 +36,13 @@ def per_step_ms(row, key):
 
 
 def better(backends):
-    """The faster one of those that are not shoal."""
+    """The row of the faster backend other than shoal."""
     others = [row for name, row in backends.items() if name != "shoal" and row["images_per_s"]]
     return max(others, key=lambda row: row["images_per_s"]) if others else None
 
 
 def ratio(document):
-    """shoal's images/s over the better other's; None where one is missing."""
+    """shoal's images/s divided by those of the better other backend; None if one is missing."""
     backends = last(document)
     other = better(backends)
     mine = backends.get("shoal")
@@ -58,7 +58,7 @@ def number(value, form="{:.1f}"):
 
 
 def verdict(words, value, bound, form="{:.2f}", at_most=False):
-    """A line about one target."""
+    """The row of one target."""
     if value is None:
         return ["", words, "!not measured"]
     met = value <= bound / NEARLY if at_most else value >= bound * NEARLY
@@ -66,7 +66,7 @@ def verdict(words, value, bound, form="{:.2f}", at_most=False):
 
 
 def speeds(title, note, chosen, documents):
-    """A line for each row: images/s of all backends, and how shoal compares with the better other one."""
+    """A line for each row: images/s of all backends, and the ratio of shoal to the better other one."""
     lines = []
     for row in chosen:
         document = documents[row.name]
@@ -94,7 +94,7 @@ def ratios(documents, part, models=None):
 
 
 def wire_s(row):
-    """The least time that the gradients of a step need on a host's link, at its goodput; `row` is a result."""
+    """The minimum time of a step's gradients on a host's link at its goodput; `row` is a result."""
     if not row.get("rate") or not row["rate"].endswith("bit") or row["nodes"] < 2:
         return None
     number_, unit = row["rate"][:-4], row["rate"][-4]
@@ -103,7 +103,7 @@ def wire_s(row):
 
 
 def vgg_bounds(documents):
-    """[(row, exposed, bound, wire, backward)], seconds of a step, of VGG16 where links are shaped."""
+    """[(row, exposed, bound, wire, backward)] of VGG16 on shaped links, in seconds per step."""
     found = []
     for row in rows.rows_of(["rates-2x1", "rates-4x1", "1gbit-batch8", "1gbit-batch32"], None):
         document = documents.get(row.name)
@@ -119,13 +119,13 @@ def vgg_bounds(documents):
 
 
 def exposed_share(document):
-    """Of shoal's step."""
+    """The exposed part of shoal's step."""
     mine = last(document)["shoal"]
     return mine["comm_exposed_s"] / mine["seconds"]
 
 
 def vgg_verdicts(documents):
-    """Two lines: a ratio can be formed only where something has to be exposed."""
+    """Two rows, because a ratio exists only if the bound is above 0."""
     bounds = vgg_bounds(documents)
     ratios_ = [exposed / bound for _, exposed, bound, _, _ in bounds if bound > 0]
     lines = [verdict(f"VGG16: exposed over its bound, the most of {len(ratios_)} rows whose bound is not 0", max(ratios_) if ratios_ else None, 1.1,
@@ -160,7 +160,7 @@ def accuracies(documents):
 
 
 def standard_error(one, other, images):
-    """Of the difference of two accuracies in percent, in points, if each image were drawn anew for each of them: binomial."""
+    """The standard error, in points, of the difference of two accuracies in percent: binomial, with independent images."""
     return math.sqrt(sum(share * (100 - share) for share in (one, other)) / images)
 
 
@@ -185,7 +185,7 @@ def accuracy_table(documents):
 
 
 def epochs_made(document, backend):
-    """All steps made, in epochs; those that were not measured too."""
+    """All steps in epochs, including those that were not measured."""
     return sum(len(row["step_loss"]) / row["epoch_steps"] for row in document["results"] if row["backend"] == backend)
 
 
@@ -242,7 +242,7 @@ def scaling_table(predictions):
 
 
 def tables_of(documents, predictions):
-    """All tables for which there is something."""
+    """All tables that have rows."""
     made = [targets(documents)]
     searched = "The rate was searched for with few steps; what the better one exposes here is of the run itself."
     for part, note in (("rates-2x1", searched), ("rates-4x1", searched), ("1gbit-batch8", ""), ("1gbit-batch32", ""), ("one-host", "")):

@@ -1,4 +1,4 @@
-"""From a row to a command of shoal_train on bench/cluster, and what that leaves."""
+"""From a row to a command of shoal_train on bench/cluster, and its result file."""
 import json
 import os
 import shlex
@@ -7,16 +7,16 @@ import subprocess
 import time
 
 from comparison.runs import REPOSITORY, busy_share, shown
-from training import profile, rates, rows
+from training_study import profile, rates, rows
 
-# What shoal is asked for beyond its defaults: on slow wires gradients travel in six sevenths of their bytes, bit for bit the same.
+# Settings beyond shoal's defaults: on slow links lossless compression sends gradients in six sevenths of their bytes.
 SETTINGS = ("SHOAL_COMPRESSION=auto",)
-PATIENCE = 4  # a run that takes so many times as long as it should is given up
-KEPT_TRACES = ("rate-2x1-resnet18", "rate-2x1-vgg16")  # the report draws them; of the others their sums stay
+TIMEOUT_FACTOR = 4  # a run is ended after this multiple of its expected time
+KEPT_TRACES = ("rate-2x1-resnet18", "rate-2x1-vgg16")  # the report draws them; of other traces only the profile is kept
 
 
 class RowFailed(Exception):
-    """A row could not be measured; says why."""
+    """A row could not be measured; the message has the reason."""
 
 
 def load(path):
@@ -25,7 +25,7 @@ def load(path):
 
 
 def write(path, document):
-    """All of it or nothing: whoever stops a study finds whole files when it goes on."""
+    """Writes the file atomically, so that an interrupted study leaves complete files only."""
     partial = path + ".partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1) + "\n")
@@ -41,7 +41,7 @@ def command_of(row, rate, backends, arguments, program, timeout_s):
 
 
 def run(command, on_line):
-    """Runs shoal_train and listens to it. Whatever ends this ends what it has started."""
+    """Runs shoal_train and passes its progress to on_line. An exception here ends its processes."""
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True) as process:
         try:
@@ -57,20 +57,20 @@ def run(command, on_line):
 
 
 def available(backends):
-    """Without mpirun there is nothing of Open MPI to compare with."""
+    """The backends without mpi if there is no mpirun."""
     return tuple(name for name in backends if name != "mpi" or shutil.which("mpirun"))
 
 
 class Trainer:
-    """Runs shoal_train for one row. `scratch`: a folder for files that do not stay; `commit`: what the program was built of, if known."""
+    """Runs shoal_train for one row. `scratch`: a folder for temporary files; `commit`: the version of the program, if known."""
 
     def __init__(self, row, program, scratch, on_line, commit=None):
         self.row, self.program, self.scratch, self.on_line, self.commit = row, program, scratch, on_line, commit
 
     def train(self, rate, backends, arguments, expected_s):
-        """(the command as users may type it, its results)."""
+        """Returns (the command as users may type it, its results)."""
         json_path = os.path.join(self.scratch, self.row.name + ".json")
-        base = command_of(self.row, rate, backends, arguments, self.program, 60 + PATIENCE * expected_s)
+        base = command_of(self.row, rate, backends, arguments, self.program, 60 + TIMEOUT_FACTOR * expected_s)
         run([*base, "--json", json_path], self.on_line)
         document = load(json_path)
         os.remove(json_path)
@@ -84,7 +84,7 @@ class Trainer:
         return rates.better_probe(mbit, document["results"])
 
     def measure(self, out):
-        """Leaves OUT/NAME.json, and OUT/NAME.trace.json for some."""
+        """Writes OUT/NAME.json, and OUT/NAME.trace.json for KEPT_TRACES."""
         row = self.row
         busy, started = busy_share(), time.monotonic()
         rate, probes, step_s = row.rate, [], None
