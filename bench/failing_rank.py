@@ -135,7 +135,7 @@ def main(name, scenario, rank, size, folder):
     library = {"shoal": ShoalRank, "gloo": GlooRank, "openmpi": OpenMpiRank}[name.split("-")[0]](rank, size)
     out = open(os.path.join(folder, f"rank.{library.rank}.jsonl"), "w", encoding="utf-8", buffering=1)
 
-    def tell(what, **more):
+    def report(what, **more):
         out.write(json.dumps({"at": time.monotonic(), "what": what, "pid": os.getpid(), **more}) + "\n")
 
     def sum_of(count, k):
@@ -147,8 +147,8 @@ def main(name, scenario, rank, size, folder):
     try:
         for k in range(CALLS_BEFORE):
             if not sum_of(COUNT, k):
-                tell("wrong", call=k)
-        tell("ready")
+                report("wrong", call=k)
+        report("ready")
         if outside:
             k = CALLS_BEFORE
             while True:
@@ -158,13 +158,13 @@ def main(name, scenario, rank, size, folder):
                 if stop[0] != 0:
                     break
                 if not sum_of(COUNT, k):
-                    tell("wrong", call=k)
-                tell("call", call=k)
+                    report("wrong", call=k)
+                report("call", call=k)
                 k += 1
         else:
             if library.rank == ODD:
                 odd_call(library, scenario, float(library.rank))
-                tell("returned", right=False)
+                report("returned", right=False)
             else:
                 if scenario == "root":
                     data = np.full(COUNT, library.rank, np.float32)
@@ -174,15 +174,15 @@ def main(name, scenario, rank, size, folder):
                     right = sum_of(COUNT, 0)
                 if scenario == "order":
                     right = sum_of(COUNT // 4, 0) and right
-                tell("returned", right=bool(right))
+                report("returned", right=bool(right))
             for k in range(CALLS_AFTER):
                 if not sum_of(COUNT, k):
-                    tell("wrong", call=k)
-        tell("done")
+                    report("wrong", call=k)
+        report("done")
         if name == "openmpi":
             library.library.MPI_Finalize()  # otherwise mpirun kills ranks that are not done yet
     except Exception as error:  # any exception of the library counts
-        tell("error", text=str(error))
+        report("error", text=str(error))
     out.close()
     os._exit(0)  # the exit path of the library after an error is not tested
 

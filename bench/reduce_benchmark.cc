@@ -2,8 +2,8 @@
 // bytes.
 //
 // A fold of n operands reads n buffers and writes one: (n + 1) x bytes. memcpy of c bytes moves 2c, so its time for the same
-// traffic is that of (n + 1) / 2 copies of `bytes`, here made among the very same buffers. The counter `of_memcpy` is memcpy's
-// median time over the fold's: 1 and above means that the arithmetic is free.
+// traffic is that of (n + 1) / 2 copies of `bytes`, here made among the same buffers. The counter `of_memcpy` is memcpy's
+// median time divided by the fold's: at 1 and above, the arithmetic costs no time.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ double median(std::vector<double>& values) {
   return *middle;
 }
 
-/// Page-aligned buffers, each displaced so that no two have the same place within a page (addresses that agree in their lower
+/// Page-aligned buffers, each displaced so that no two have the same offset within a page (addresses that agree in their lower
 /// 12 bits stall loads behind stores; users' buffers rarely do).
 class Buffers {
  public:
@@ -57,7 +57,7 @@ void reduce(benchmark::State& state, shoal::DataType type, std::size_t operand_c
   std::byte* target = in_place ? buffers[0] : buffers[operand_count];
   const shoal::Device& device = shoal::host_device();
 
-  // Small buffers take less time than the clock's grain: repeat within one measurement.
+  // Small buffers take less time than the clock's resolution: repeat within one measurement.
   const std::size_t repeats = std::max<std::size_t>(1, (std::size_t{1} << 20) / bytes);
   std::vector<double> fold_seconds;
   std::vector<double> copy_seconds;

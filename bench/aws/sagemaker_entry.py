@@ -7,7 +7,7 @@ import sys
 
 
 def command(arguments, environment):
-    """The program and its arguments. SageMaker hands hyperparameters on as --name value; a switch has an empty one."""
+    """The program and its arguments. SageMaker passes hyperparameters as --name value; a switch has an empty value."""
     words = ["shoal_train", *filter(None, arguments)]
     if environment.get("SM_CHANNEL_TRAINING") and "--data" not in arguments:
         words += ["--data", environment["SM_CHANNEL_TRAINING"]]

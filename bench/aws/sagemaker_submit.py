@@ -20,11 +20,11 @@ ENTRY = "sagemaker_entry.py"
 INSTANCE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 MODEL = re.compile(r"[A-Za-z0-9_.]+")
 LONGEST_NAME = 63  # of a training job
-LONGEST_KEEP = 21600  # seconds; the service's
+LONGEST_KEEP = 21600  # seconds; the service's limit
 
 
 class Problem(Exception):
-    """What the user can mend."""
+    """An error that the user can fix."""
 
 
 def parse(arguments):
@@ -37,7 +37,7 @@ def parse(arguments):
     parser.add_argument("--instance", default="ml.p4d.24xlarge", help="instance type")
     parser.add_argument("--nodes", type=int, default=2, help="instances of each job")
     parser.add_argument("--parallel", action="store_true", help="submit all jobs at once")
-    parser.add_argument("--keep-going", action="store_true", help="go on with the next model when one fails")
+    parser.add_argument("--keep-going", action="store_true", help="continue with the next model when one fails")
     parser.add_argument("--keep-alive", type=int, default=1800, help="seconds that instances wait for the next job; 0: not at all")
     parser.add_argument("--data", help="s3:// folder with the data set's files")
     parser.add_argument("--output", help="s3:// folder for results (default: the session's bucket)")
@@ -68,7 +68,7 @@ def hyperparameters(options):
 
 
 def describe(arguments, options, now, key):
-    """One dictionary a job: its name, and what the SDK's estimator is made with."""
+    """One dictionary for each job: its name, and the arguments of the SDK's estimator."""
     models = arguments.models.split(",")
     if bad := [model for model in models if not MODEL.fullmatch(model)]:
         raise Problem(f"--models: '{bad[0]}' is no name of a model")
@@ -94,7 +94,7 @@ def describe(arguments, options, now, key):
             "instance_count": arguments.nodes,
             "distribution": {"torch_distributed": {"enabled": True}},
             "hyperparameters": {"model": model, **shared},
-            # Seen by who may describe the job; it keeps other jobs out, not their owner.
+            # Users who may describe the job can read it: it protects against other jobs, not against their owner.
             "environment": {"SHOAL_JOB_KEY": key, "SHOAL_EXPLAIN": "1"},
             "max_run": arguments.max_run,
             # Both are on by default, and a monitor beside the ranks takes time from them.

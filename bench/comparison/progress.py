@@ -1,4 +1,4 @@
-"""One line about what runs now and how long the rest takes."""
+"""A line with the current part and the remaining time."""
 import sys
 import time
 
@@ -15,7 +15,7 @@ class Progress:
         self._part, self._spent_s, self._began = -1, 0.0, clock()
 
     def remaining_s(self):
-        """What the parts that are done took over what was expected of them applies to the rest."""
+        """The remaining time, if the rest is as fast, compared with its expected time, as the parts that are done."""
         done_s = sum(self._expected_s[:self._part])
         pace = self._spent_s / done_s if done_s and self._spent_s else 1.0
         current_s = pace * self._expected_s[self._part] - (self._clock() - self._began)
@@ -30,7 +30,7 @@ class Progress:
         self.show("")
 
     def show(self, detail):
-        """`detail` changes within a part, and is for people who watch: a log gets one line for each part."""
+        """Shows `detail`, which changes within a part, on a terminal only: a log gets one line for each part."""
         text = f"[{self._part + 1}/{len(self._expected_s)}] {self._title}{': ' if detail else ''}{detail}; about {minutes(self.remaining_s())} left"
         if self._stream.isatty():
             self._stream.write("\r\x1b[K" + text)

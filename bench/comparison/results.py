@@ -17,7 +17,7 @@ def parse_size(text):
     """'64K' -> 65536, as shoal_perf reads it."""
     match = re.fullmatch(r"(\d+)([KMG]?)", text)
     if not match:
-        raise ValueError(f"'{text}' is no size: write 4, 64K or 1M")
+        raise ValueError(f"'{text}' is not a size such as 4, 64K or 1M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
@@ -28,7 +28,7 @@ def parse_sizes(text):
 
 
 def rows(document, library, type_="float32"):
-    """{bytes: row} of one library. A size that was measured in several cycles gives the row of median time."""
+    """{bytes: row} of one library. Of a size that was measured in several cycles, the row with the median time."""
     by_size = {}
     for row in document["results"]:
         if row["library"] == library and row["type"] == type_:
@@ -38,8 +38,8 @@ def rows(document, library, type_="float32"):
 
 
 def ratios(document, peer, key="latency_us", type_="float32"):
-    """{bytes: what the peer has over what shoal has}, where both have measured. Of times it is the median over the rounds of the ratio of two
-    turns side by side, and over the cycles."""
+    """{bytes: the peer's value over shoal's} of the sizes that both have measured. For times it is the median, over rounds and cycles, of the
+    ratio of two neighboring turns."""
     mine, theirs = rows(document, "shoal", type_), rows(document, peer, type_)
     of_size = {size: theirs[size][key] / mine[size][key] for size in mine if size in theirs and mine[size][key] > 0}
     if key != "latency_us":
@@ -52,7 +52,7 @@ def ratios(document, peer, key="latency_us", type_="float32"):
 
 
 def within(values, sizes):
-    """Of {bytes: value} what lies within `sizes`, a text as for parse_sizes."""
+    """The entries of {bytes: value} within `sizes`, a text for parse_sizes."""
     first, last = parse_sizes(sizes)
     return {size: value for size, value in values.items() if first <= size <= last}
 

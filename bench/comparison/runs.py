@@ -1,4 +1,4 @@
-"""The groups of rows, as groups.json describes them: which command measures one, and what the measuring left behind."""
+"""The groups of rows of groups.json: the command that measures a group, and its result file."""
 import json
 import os
 import re
@@ -10,23 +10,23 @@ from comparison import results
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = os.path.dirname(os.path.dirname(FOLDER))
-BUSY_S = 0.5  # how long others are watched before a group starts
-PATIENCE = 4  # a run that takes so many times as long as it should is given up
-STOLEN_SHARE = 0.02  # of the machine's time, taken by the host of a virtual machine: then a group is measured again
-TRIES = 3  # of these the one counts of which least was stolen
+BUSY_S = 0.5  # how long the machine's load is measured before a group starts
+TIMEOUT_FACTOR = 4  # a run is ended after this multiple of its expected time
+STOLEN_SHARE = 0.02  # a group is measured again if the host of a virtual machine took more than this share of the time
+TRIES = 3  # the try with the smallest stolen share counts
 
 
 class GroupFailed(Exception):
-    """A group of rows could not be measured; says why."""
+    """A group of rows could not be measured; the message has the reason."""
 
 
 def shown(path):
-    """A path as people and result files see it: from the root of the checkout where it lies there."""
+    """A path for messages and result files: relative to the root of the checkout if it is inside."""
     return os.path.relpath(path, REPOSITORY) if path.startswith(REPOSITORY + os.sep) else path
 
 
 def load_groups(name="groups"):
-    """Those of NAME.json: "groups", of all_reduce, or "collectives", of all others."""
+    """The groups of NAME.json: "groups" (all_reduce) or "collectives" (all others)."""
     return results.load(os.path.join(FOLDER, name + ".json"))
 
 
@@ -41,8 +41,8 @@ def expected_s(group, quick):
 
 
 def command_of(group, quick, perf, json_path):
-    """Open MPI is started by its mpirun, and the best of its algorithms counts."""
-    limit_s = PATIENCE * expected_s(group, quick)
+    """The command that measures a group. With Open MPI mpirun starts the ranks, and the best of its algorithms counts."""
+    limit_s = TIMEOUT_FACTOR * expected_s(group, quick)
     variables = [f"{name}={value}" for name, value in group.get("environment", {}).items()]
     command = ["env", *variables] if variables else []
     command += [os.path.join(REPOSITORY, "bench/cluster"), group["shape"], "--rate", group["rate"], "--timeout", str(limit_s)]
@@ -58,14 +58,14 @@ def command_of(group, quick, perf, json_path):
 
 
 def ticks():
-    """Of all cores since the machine started: all, those idle or waiting for a disk, and those that the host of a virtual machine took."""
+    """Ticks of all cores since boot: all, idle or waiting for a disk, and taken by the host of a virtual machine."""
     with open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
     return sum(numbers), numbers[3] + numbers[4], numbers[7]
 
 
 def busy_share():
-    """The share of all cores that is used by others, while nothing of ours runs."""
+    """The share of all cores that other processes use. To be called while no measurement runs."""
     total, idle, _ = ticks()
     time.sleep(BUSY_S)
     total_later, idle_later, _ = ticks()
@@ -73,7 +73,7 @@ def busy_share():
 
 
 def run(command, on_size):
-    """Runs shoal_perf and listens to it. Whatever ends this ends what it has started."""
+    """Runs shoal_perf and calls on_size for each size in its output. An exception here ends its processes."""
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True) as process:
         try:
@@ -90,7 +90,7 @@ def run(command, on_size):
 
 
 def measure(group, quick, perf, folder, on_size):
-    """Leaves FOLDER/NAME.json. `on_size(bytes)` hears of every row as it is done. GroupFailed where it fails."""
+    """Writes FOLDER/NAME.json. Calls `on_size(bytes)` after every row. Raises GroupFailed if a run fails."""
     path = os.path.join(folder, group["name"] + ".json")
     tries = []
     for _ in range(1 if quick else TRIES):

@@ -46,7 +46,7 @@ def line(cells):
 
 
 def targets_of(group, peer):
-    """The targets of a group that a row about `peer` tells of; those that name no peer stand in the first row."""
+    """The targets of a group that belong in the row of `peer`; targets without a peer belong in the first row."""
     first = peer is None or peer == group["peers"][0]
     return [target for target in group["targets"] if target.get("peer") == peer or (first and "peer" not in target)]
 

@@ -1,4 +1,4 @@
-"""What a group of rows has to reach, and whether it does. The targets themselves are data: groups.json."""
+"""Judges whether a group of rows meets its targets, which groups.json lists."""
 from dataclasses import dataclass
 
 from comparison.results import NAMES, geometric_mean, parse_sizes, ratios, rows, within
@@ -8,7 +8,7 @@ from perf.plot import size_label
 @dataclass(frozen=True)
 class Verdict:
     target: str  # "at least 2 x Open MPI at every size up to 64 B"
-    value: float | None  # None where nothing was measured that tells
+    value: float | None  # None if nothing was measured for it
     size: int | None  # where the value was found, if at one size
     met: bool
 

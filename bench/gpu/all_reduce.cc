@@ -1,4 +1,4 @@
-// Time of StreamCommunicator's all_reduce by size. A line of JSON for each.
+// Time of StreamCommunicator's all_reduce by size: one line of JSON per size.
 //
 //   gpu_all_reduce RANKS [--together] [--registered]
 #include <string>

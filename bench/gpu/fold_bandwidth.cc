@@ -1,5 +1,4 @@
-// Bandwidth of reduce_nway beside a copy of the device's memory, by number of sources, type and SMs. A line of JSON for each
-// row.
+// Bandwidth of reduce_nway and of a copy in device memory, by number of sources, type and SMs: one line of JSON per row.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,7 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Seconds of one of `enqueue`, the median of several runs of many.
+/// Seconds per call of `enqueue`: median of several runs of many calls.
 template <class Enqueue>
 double seconds_of(cuda::Stream stream, const Enqueue& enqueue) {
   constexpr int kRuns = 7;
@@ -22,7 +21,7 @@ double seconds_of(cuda::Stream stream, const Enqueue& enqueue) {
     const auto start = Clock::now();
     for (int i = 0; i < kCalls; ++i) enqueue();
     gpu::must(gpu::api().synchronize(stream), "synchronize");
-    if (run > 0) runs.push_back(std::chrono::duration<double>(Clock::now() - start).count() / kCalls);  // the first warms up
+    if (run > 0) runs.push_back(std::chrono::duration<double>(Clock::now() - start).count() / kCalls);  // run 0 is the warm-up
   }
   std::sort(runs.begin(), runs.end());
   return runs[runs.size() / 2];

@@ -1,6 +1,6 @@
 // The same times of NCCL's all_reduce, whose library is opened at run time (argument 2; else libnccl.so.2 as the loader finds
-// it). On one GPU every rank passes for a host of its own (NCCL_HOSTID), so data goes through NCCL's socket transport;
-// bench/gpu/run sets what that needs.
+// it). On one GPU every rank gets its own host identity (NCCL_HOSTID), so data goes through NCCL's socket transport;
+// bench/gpu/run sets the needed variables.
 //
 //   gpu_nccl RANKS [LIBRARY]
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 namespace shoal {
 namespace {
 
-// What of NCCL's interface is used here, as its documentation describes it.
+// The part of NCCL's interface that is used here, as in its documentation.
 struct UniqueId {
   char bytes[128];
 };
@@ -74,7 +74,7 @@ int run_rank(int rank, int ranks, gpu::SharedPage& page, const char* path) {
     const double seconds = gpu::time_together(rank, ranks, page, gpu::calls_for(bytes), call, finish);
     if (rank == 0) gpu::print_row("nccl", how.c_str(), ranks, bytes, seconds);
   }
-  return 0;  // without ncclCommDestroy, which would wait for every other rank's
+  return 0;  // without ncclCommDestroy, which waits for every other rank
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ranks of a measurement: forked before anybody touches CUDA, all timed together through shared memory.
+// Ranks of a measurement: forked before the first use of CUDA, all timed together through shared memory.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,11 +15,11 @@
 
 namespace shoal::gpu {
 
-/// What all ranks see.
+/// Memory shared by all ranks.
 struct SharedPage {
   pthread_barrier_t barrier;
   double seconds[16];
-  char text[4096];  ///< for what rank 0 tells the others
+  char text[4096];  ///< data of rank 0 for the others
 };
 
 /// Forks `ranks` processes that run body(rank, page); their exit status is its result. 0 where all are 0, 77 where one was
@@ -54,8 +54,8 @@ inline int fork_ranks(int ranks, int limit_s, const std::function<int(int, Share
   return worst;
 }
 
-/// Times `calls` of `call` ended by `finish`, on all ranks at once, several times. The median of the slowest rank's times, on
-/// rank 0.
+/// Times `calls` calls of `call` and one of `finish` on all ranks at once, several times. Returns the median of the slowest
+/// rank's times on rank 0.
 inline double time_together(int rank, int ranks, SharedPage& page, int calls, const std::function<void()>& call,
                             const std::function<void()>& finish) {
   constexpr int kRuns = 9;
