@@ -1,6 +1,6 @@
 """What Amazon's and Kubeflow's own packages make of bench/aws. Run by the Python of `bench/setup aws-sdk`, without a network; JSON in, JSON out.
 
-    aws_sdk.py submit      [{"arguments": [...], "fails": [model...]}...]    runs sagemaker_submit.py: what it says, and what the SDK asks of AWS
+    aws_sdk.py submit      [{"arguments": [...], "fails": [model...]}...]    runs sagemaker_submit.py: its messages, and the requests of the SDK to AWS
     aws_sdk.py requests    [request...]                                      what SageMaker would not accept in requests for training jobs
     aws_sdk.py manifests   [[class of kubeflow.training, manifest]...]       the manifests as these classes read them and write them again
 """
@@ -23,7 +23,7 @@ REGION = "us-east-1"
 
 
 def cut_off(attempts):
-    """No network. The SDK hides some of its failures, so attempts are noted."""
+    """Blocks the network, and records attempts to use it, because the SDK hides some of its failures."""
     def refuse(*arguments, **_):
         attempts.append(repr(arguments))
         raise OSError("this test has no network")
@@ -32,7 +32,7 @@ def cut_off(attempts):
 
 
 def hurry():
-    """Waiting takes no time: what would be slept is added to the clock."""
+    """Makes sleep() return at once and advances the clock instead."""
     slept = [0.0]
     clock = time.time
     time.time = lambda: clock() + slept[0]
@@ -40,7 +40,7 @@ def hurry():
 
 
 def beyond_limits(value, shape, path):
-    """botocore looks for what is missing, unknown or of another type, and for what is too small; the service looks at the other limits, too."""
+    """Adds the service's limits to the checks of botocore, which finds missing and unknown fields, wrong types and values that are too small."""
     found = []
     if shape.type_name == "structure":
         for name, each in value.items():
@@ -52,7 +52,7 @@ def beyond_limits(value, shape, path):
         for key, each in value.items():
             found += beyond_limits(key, shape.key, f"{path}'s key") + beyond_limits(each, shape.value, f"{path}.{key}")
     elif shape.type_name == "string":
-        with contextlib.suppress(re.error):  # Java's dialect has more
+        with contextlib.suppress(re.error):  # patterns in Java's syntax
             if not re.fullmatch(shape.metadata.get("pattern", "(?s:.*)"), value):
                 found.append(f"{path}: '{value}' is not like {shape.metadata['pattern']}")
         if shape.enum and value not in shape.enum:
@@ -75,7 +75,7 @@ def complaints(requests):
 
 
 class Cloud:
-    """Answers in AWS's place what botocore has checked and made ready to send. A job is seen running once, then it has ended."""
+    """Answers requests, which botocore has checked, in place of AWS. A job is reported as running once, then as ended."""
 
     def __init__(self, fails):
         self.fails = fails
@@ -140,13 +140,13 @@ def submit(runs):
         import sagemaker_submit
         results = []
         cloud = None
-        boto3.setup_default_session()  # the SDK takes this one
+        boto3.setup_default_session()  # the session that the SDK uses
         boto3.DEFAULT_SESSION.events.register("before-call", lambda **call: cloud.answer(**call))
         for run in runs:
             cloud = Cloud(run["fails"])
-            said = []
-            code = sagemaker_submit.main(run["arguments"], said.append)
-            results.append({"code": code, "said": said, "calls": cloud.calls, "jobs": list(cloud.jobs.values()), "uploads": cloud.uploads})
+            messages = []
+            code = sagemaker_submit.main(run["arguments"], messages.append)
+            results.append({"code": code, "messages": messages, "calls": cloud.calls, "jobs": list(cloud.jobs.values()), "uploads": cloud.uploads})
         return results
 
 
@@ -157,7 +157,7 @@ def manifests(pairs):
     for name, manifest in pairs:
         try:
             written.append(client.sanitize_for_serialization(client.deserialize(types.SimpleNamespace(data=json.dumps(manifest)), name)))
-        except ValueError as error:  # something is missing
+        except ValueError as error:  # a missing field
             written.append(str(error))
     return written
 

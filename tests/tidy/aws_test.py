@@ -1,4 +1,4 @@
-"""The files of bench/aws, checked without AWS: shell, manifests against the table of instances, Dockerfile, SageMaker's jobs. Where
+"""Checks the files of bench/aws without AWS: shell script, manifests (against the table of instances), Dockerfile, SageMaker's jobs. If
 `bench/setup aws-sdk` has installed the packages of Kubeflow and Amazon, these check manifests and jobs too."""
 import contextlib
 import copy
@@ -75,7 +75,7 @@ def sdk(part, given):
 
 
 class TestShell:
-    def test_shellcheck(self):
+    def test_shellcheck_accepts_batch_script(self):
         if not shutil.which("shellcheck"):
             pytest.skip("no shellcheck (bench/setup test-packages)")
         done = subprocess.run(["shellcheck", os.path.join(AWS, "slurm.sbatch")], capture_output=True, text=True, check=False, timeout=120)
@@ -83,7 +83,7 @@ class TestShell:
 
 
 class TestSlurm:
-    """The batch script with stand-ins for the programs that it calls, which log their arguments."""
+    """Runs the batch script with fakes of the programs that it calls, which log their arguments."""
 
     @pytest.fixture(autouse=True)
     def programs(self, folder):
@@ -111,14 +111,14 @@ class TestSlurm:
                 calls = file.read().splitlines()
         return done, calls
 
-    def test_checks_then_runs(self):
+    def test_script_checks_machines_then_runs_command(self):
         done, calls = self.run_script("shoal_train", "--model", "resnet18", ORDER="0")
         assert done.returncode == 0, done.stderr + done.stdout
         assert calls == ["srun --nodes=3 --ntasks-per-node=1 --label shoal doctor --machine key 64",
                          "srun --nodes=3 --ntasks=6 --cpu-bind=none --kill-on-bad-exit=1 shoal_train --model resnet18 key 64"]
         assert not re.search(r"[0-9a-f]{64}", done.stdout + done.stderr), done.stdout + done.stderr  # the job key
 
-    def test_an_unfit_machine_stops_it_unless_check_is_0(self):
+    def test_unfit_machine_stops_job_unless_check_is_0(self):
         done, calls = self.run_script(ORDER="0", UNFIT="1")
         assert (done.returncode, len(calls)) == (1, 1)
         assert "CHECK=0" in done.stdout
@@ -126,7 +126,7 @@ class TestSlurm:
         assert done.returncode == 0
         assert "shoal_perf -b 8 -e 1G -f 4" in calls[-1]
 
-    def test_the_order_of_the_network(self):
+    def test_hosts_follow_network_topology(self):
         if not os.path.exists(SHOAL):
             pytest.skip("shoal is not built")
         instances = {"Reservations": [{"Instances": [{"InstanceId": f"i-{i}", "PrivateIpAddress": f"10.0.0.{i}"} for i in (1, 2, 3)]}]}
@@ -139,7 +139,7 @@ class TestSlurm:
         assert "hosts: q-1 q-1 q-3 q-3 q-2 q-2" in calls[-1]
         assert re.search("(?m): q-1 q-3 q-2$", done.stdout), done.stdout
 
-    def test_without_an_answer_of_ec2_it_goes_on(self):
+    def test_ec2_error_keeps_host_order_of_slurm(self):
         self.program("aws", "echo denied >&2; exit 254")
         done, calls = self.run_script()
         assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ class TestKubernetes:
         return documents[0]
 
     def check_worker(self, pod):
-        """A pod with GPUs: its requests match its instance type, and it has what EFA needs."""
+        """Checks that the requests of a pod with GPUs match its instance type, and that it has what EFA needs."""
         assert len(pod["containers"]) == 1
         container = pod["containers"][0]
         row = instance(pod["nodeSelector"]["node.kubernetes.io/instance-type"])
@@ -186,7 +186,7 @@ class TestKubernetes:
         assert replica["restartPolicy"] in ("Never", "OnFailure")  # MPIJob has no others
         return replica["template"]["spec"]
 
-    def test_pytorch_job(self):
+    def test_pytorch_job_is_valid(self):
         manifest = self.manifest("pytorchjob.yaml")
         self.check_frame(manifest, "kubeflow.org/v1", "PyTorchJob")
         spec = manifest["spec"]
@@ -204,7 +204,7 @@ class TestKubernetes:
             assert "secretKeyRef" in key["valueFrom"]
             assert "value" not in key
 
-    def test_mpi_job(self):
+    def test_mpi_job_is_valid(self):
         manifest = self.manifest("mpijob.yaml")
         self.check_frame(manifest, "kubeflow.org/v2beta1", "MPIJob")
         spec = manifest["spec"]
@@ -219,8 +219,8 @@ class TestKubernetes:
         assert all(isinstance(each, str) for each in arguments)
 
     @pytest.mark.long
-    def test_the_classes_of_the_operator_have_every_field(self):
-        """Nothing is lost when they read and write a manifest: they drop unknown fields and convert values to the type of the field."""
+    def test_operator_classes_accept_manifests(self):
+        """The operator's classes read and write a manifest without loss. They drop unknown fields and convert values to the type of the field."""
         need_sdk()
         pytorch = quantities_as_text(self.manifest("pytorchjob.yaml"))
         mpi = quantities_as_text(self.manifest("mpijob.yaml"))
@@ -246,7 +246,7 @@ class TestKubernetes:
 
 
 def quantities_as_text(node):
-    """Kubernetes accepts numbers as quantities, its classes keep text."""
+    """Converts quantities to text: Kubernetes accepts numbers, but its classes keep text."""
     if isinstance(node, list):
         return [quantities_as_text(each) for each in node]
     if not isinstance(node, dict):
@@ -256,7 +256,7 @@ def quantities_as_text(node):
 
 
 def dockerfile_complaints(text, exists):
-    """Rules for a Dockerfile. `exists`: whether a path of the checkout is there."""
+    """Rules for a Dockerfile. `exists`: a function that tells whether a path of the checkout exists."""
     complaints = []
     joined = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", text))
     stages = set()
@@ -290,14 +290,14 @@ def dockerfile_complaints(text, exists):
             else:
                 complaints += [f"{each} is not in the checkout" for each in sources if not exists(each)]
         elif word == "ADD":
-            complaints.append("ADD fetches and unpacks what nobody has checked")
+            complaints.append("ADD fetches and unpacks unverified content")
         elif word not in ("ARG", "ENV", "WORKDIR", "CMD", "ENTRYPOINT", "EXPOSE", "USER", "LABEL"):
             complaints.append(f"unknown instruction {word}")
     return complaints
 
 
 class TestDockerfile:
-    def test_the_recipe(self):
+    def test_dockerfile_is_valid(self):
         text = text_of("Dockerfile")
         assert dockerfile_complaints(text, lambda path: os.path.exists(os.path.join(support.REPOSITORY, path))) == []
         assert "--skip-kmod" in text  # the driver is the host's
@@ -311,12 +311,12 @@ class TestDockerfile:
         "FROM debian", "FROM debian:latest", "FROM debian:12\nRUN a | b", "FROM debian:12\nCOPY no/such /x",
         "FROM debian:12\nCOPY --from=none /a /b", "FROM debian:12\nRUN apt-get install -y x", "FROM debian:12\nADD http://x /y",
         "FROM debian:12\nRUN apt-get update", "FROM debian:12\nRUN curl -O https://x", "FROM debian:12\nFROB x"))
-    def test_the_checker_finds_what_is_wrong(self, text):
+    def test_checker_reports_faulty_dockerfiles(self, text):
         assert dockerfile_complaints(text + "\n", lambda path: False)
 
 
 class Estimator:
-    """Replaces the class of the SDK."""
+    """A fake of the SDK's estimator class."""
     made = []
     fails = ()
 
@@ -354,7 +354,7 @@ class TestSageMaker:
     def main(self, *arguments):
         return self.submit.main([*self.NEEDED, *arguments], self.messages.append)
 
-    def test_one_after_another_on_a_warm_pool(self):
+    def test_jobs_run_in_turn_on_warm_pool(self):
         assert self.main("--models", "resnet18,vgg11,densenet121", "--nodes", "4", "--data", "s3://b/data", "--", "--steps", "500") == 0
         assert [job.arguments["hyperparameters"] for job in Estimator.made] == [
             {"model": name, "steps": "500"} for name in ("resnet18", "vgg11", "densenet121")]
@@ -373,16 +373,16 @@ class TestSageMaker:
         for job in Estimator.made:
             assert re.search(r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", job.call["job_name"]), job.call["job_name"]  # the pattern of the service
 
-    def test_side_by_side(self):
+    def test_parallel_jobs_all_start_first(self):
         Estimator.fails = ("vgg11",)
         assert self.main("--models", "resnet18,vgg11", "--parallel") == 1
         for job in Estimator.made:
             assert not job.call["wait"]
-            assert "keep_alive_period_in_seconds" not in job.arguments  # no job follows that could use it
+            assert "keep_alive_period_in_seconds" not in job.arguments  # no later job can use it
             assert job.waited == "None"
         assert re.search(rf"\b2\b.*\b1\b.*: {Estimator.made[1].call['job_name']}$", self.messages[-1]), self.messages[-1]
 
-    def test_a_failure_stops_the_list_without_keep_going(self):
+    def test_failed_job_stops_list_unless_keep_going(self):
         Estimator.fails = ("resnet18",)
         assert self.main("--models", "resnet18,vgg11") == 1
         assert len(Estimator.made) == 1
@@ -410,12 +410,12 @@ class TestSageMaker:
         (("--subnets", "s"), "--subnets .*--security-groups"), (("--data", "/x"), "--data: '/x'"), (("--", "steps"), "'steps'"),
         (("--", "--model", "x"), "--models"), (("--name", "n" * 60), rf"'{'n' * 60}\S*' .*\b63\b.*--name")),
         ids=("keep-alive", "models", "instance", "nodes", "subnets", "data", "option", "model", "name"))
-    def test_bad_arguments_are_refused(self, arguments, expected):
+    def test_submit_rejects_bad_arguments(self, arguments, expected):
         assert self.main(*arguments) == 2
         assert re.search(expected, self.messages[-1]), self.messages[-1]
         assert Estimator.made == []
 
-    def test_the_entry_point_becomes_the_trainer(self):
+    def test_entry_point_builds_shoal_train_command(self):
         command = load("sagemaker_entry").command
         assert command(["--model", "vgg11", "--evaluate", "", "--steps", "5"],
                        {"SM_CHANNEL_TRAINING": "/data", "SM_OUTPUT_DATA_DIR": "/out"}) == [
@@ -425,7 +425,7 @@ class TestSageMaker:
 
 @pytest.mark.long
 class TestSageMakerSdk:
-    """The same with the real SDK and a stand-in for AWS; and the SageMaker toolkit of the image with programs that log their arguments."""
+    """The same with the real SDK and a fake AWS; and the SageMaker toolkit of the image with programs that log their arguments."""
     NEEDED = ("--image", "123456789012.dkr.ecr.us-east-1.amazonaws.com/shoal:aws-sagemaker", "--role", "arn:aws:iam::123456789012:role/x")
     MODELS = (*NEEDED, "--models", "resnet18,vgg11")
     RUNS = {
@@ -433,7 +433,7 @@ class TestSageMakerSdk:
                                "--security-groups", "sg-1", "--", "--steps", "500", "--evaluate"], "fails": []},
         "parallel": {"arguments": [*MODELS, "--parallel", "--output", "s3://o/x"], "fails": ["resnet18"]},
         "stopped": {"arguments": [*MODELS, "--keep-alive", "0"], "fails": ["resnet18"]},
-        "going on": {"arguments": [*MODELS, "--keep-going", "--instance", "ml.c5n.18xlarge"], "fails": ["resnet18"]},
+        "continued": {"arguments": [*MODELS, "--keep-going", "--instance", "ml.c5n.18xlarge"], "fails": ["resnet18"]},
     }
 
     @pytest.fixture(autouse=True)
@@ -442,10 +442,10 @@ class TestSageMakerSdk:
         self.runs = dict(zip(self.RUNS, sdk("submit", list(self.RUNS.values())), strict=True))
 
     def order(self, run):
-        """Of the calls about jobs."""
+        """The requests about jobs."""
         return "".join({"CreateTrainingJob": "C", "DescribeTrainingJob": "d"}.get(call, "") for call in self.runs[run]["calls"])
 
-    def test_every_request_is_valid_for_the_service(self):
+    def test_service_model_accepts_every_request(self):
         jobs = [job for run in self.runs.values() for job in run["jobs"]]
         wrong = []
 
@@ -465,9 +465,9 @@ class TestSageMakerSdk:
         for complaints in found[len(jobs):]:
             assert len(complaints) == 1, complaints
 
-    def test_one_after_another_on_a_warm_pool(self):
+    def test_jobs_run_in_turn_on_warm_pool(self):
         run = self.runs["pool"]
-        assert run["code"] == 0, run["said"]
+        assert run["code"] == 0, run["messages"]
         assert self.order("pool") == "CddCdd"
         for model, job in zip(("resnet18", "vgg11"), run["jobs"], strict=True):
             assert job["AlgorithmSpecification"]["TrainingImage"] == self.NEEDED[1]
@@ -491,7 +491,7 @@ class TestSageMakerSdk:
         for part in ("ResourceConfig", "VpcConfig", "RoleArn"):  # these decide whether a job gets the instances of the job before
             assert run["jobs"][0][part] == run["jobs"][1][part]
 
-    def test_side_by_side(self):
+    def test_parallel_jobs_all_start_first(self):
         run = self.runs["parallel"]
         assert run["code"] == 1
         assert self.order("parallel") == "CCdddd"
@@ -499,20 +499,20 @@ class TestSageMakerSdk:
         for job in run["jobs"]:
             assert "KeepAlivePeriodInSeconds" not in job["ResourceConfig"]
         first, second = (job["TrainingJobName"] for job in run["jobs"])
-        assert any(line.startswith(first) and "AlgorithmError: exit code 1" in line for line in run["said"]), run["said"]
-        assert run["said"][-2].startswith(second), run["said"]
-        assert re.search(rf"\b2\b.*\b1\b.*: {first}$", run["said"][-1]), run["said"]
+        assert any(line.startswith(first) and "AlgorithmError: exit code 1" in line for line in run["messages"]), run["messages"]
+        assert run["messages"][-2].startswith(second), run["messages"]
+        assert re.search(rf"\b2\b.*\b1\b.*: {first}$", run["messages"][-1]), run["messages"]
 
-    @pytest.mark.parametrize("name, calls", (("stopped", "Cdd"), ("going on", "CddCdd")))
-    def test_a_failure_stops_the_list_without_keep_going(self, name, calls):
+    @pytest.mark.parametrize("name, calls", (("stopped", "Cdd"), ("continued", "CddCdd")))
+    def test_failed_job_stops_list_unless_keep_going(self, name, calls):
         run = self.runs[name]
-        assert (run["code"], self.order(name)) == (1, calls), run["said"]
-        assert "AlgorithmError: exit code 1" in " ".join(run["said"])
-        assert re.search(rf"\b2\b.*\b1\b.*: {run['jobs'][0]['TrainingJobName']}$", run["said"][-1]), run["said"]
+        assert (run["code"], self.order(name)) == (1, calls), run["messages"]
+        assert "AlgorithmError: exit code 1" in " ".join(run["messages"])
+        assert re.search(rf"\b2\b.*\b1\b.*: {run['jobs'][0]['TrainingJobName']}$", run["messages"][-1]), run["messages"]
         kept = "KeepAlivePeriodInSeconds" in run["jobs"][0]["ResourceConfig"]
-        assert kept == (name == "going on")
+        assert kept == (name == "continued")
 
-    def test_the_image_starts_the_trainer_under_torchrun(self):
+    def test_image_starts_shoal_train_under_torchrun(self):
         """From the hyperparameters that the SDK sends to the command line of shoal_train, on the second of two hosts."""
         with tempfile.TemporaryDirectory() as folder:
             def write(path, text):

@@ -1,7 +1,7 @@
 """Runs clang-tidy-14 with .clang-tidy of this tree: clang_tidy.py BUILD FILE...
 
 BUILD is a build folder with compile_commands.json. Its commands are for GCC with precompiled headers and, in some targets, for several files
-that are compiled as one. clang-tidy gets commands without these: one file each, which includes what it uses. FILEs are paths from the root
+that are compiled as one. clang-tidy gets commands without these: one for each file. FILEs are paths from the root
 of the tree. Prints the findings. Exit status 1 where there are any.
 """
 import json
@@ -20,7 +20,7 @@ FINDING = re.compile(r"^\S+:\d+:\d+: (?:warning|error|fatal error): ", re.MULTIL
 
 
 def git(*arguments):
-    """Lines of output. None where git fails: there is no repository, or no such commit."""
+    """Lines of output. None if git fails: there is no repository, or no such commit."""
     done = subprocess.run(["git", "-c", "safe.directory=*", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.splitlines() if done.returncode == 0 else None
 
@@ -51,7 +51,7 @@ def included_by(unity_file):
 
 
 def compile_commands(build):
-    """{path from the root of the tree: entry of compile_commands.json}, one for each file. The first where targets share a file."""
+    """{path from the root of the tree: entry of compile_commands.json}, one for each file; the first one if targets share a file."""
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
         entries = json.load(file)
     found = {}
@@ -72,7 +72,7 @@ def split_known(paths, build):
 
 
 def findings(paths, build, config=os.path.join(REPOSITORY, ".clang-tidy"), analyze=True):
-    """What clang-tidy finds in these files and in the headers that they include, as text; empty where it finds nothing.
+    """The findings of clang-tidy in these files and the headers that they include, as text; empty if there are none.
 
     `analyze`: with clang's static analyzer, which takes most of the time.
     """

@@ -1,4 +1,4 @@
-"""clang-tidy finds nothing in C and C++ files that changed lately. `tests/long clang-tidy` checks all files, and with the static analyzer.
+"""clang-tidy has no findings in C and C++ files that changed lately. `tests/long clang-tidy` checks all files, with the static analyzer too.
 
 SHOAL_TIDY_BASE=COMMIT: files that changed since this commit; HEAD stands for uncommitted changes only.
 """
@@ -18,7 +18,7 @@ COMMITS = 10
 
 
 def base():
-    """The commit to compare with: the given one, else where this branch left origin/main, else the tenth before HEAD."""
+    """The commit to compare with: the given one, else the merge base with origin/main, else the tenth commit before HEAD."""
     if given := os.environ.get("SHOAL_TIDY_BASE"):
         return given
     fork = clang_tidy.git("merge-base", "HEAD", "origin/main")
@@ -65,12 +65,12 @@ def choose(uncommitted, committed, sources, seed):
 
 
 class TestChangedFiles:
-    def test_have_no_findings(self):
+    def test_changed_files_have_no_findings(self):
         if not shutil.which(clang_tidy.PROGRAM):
             pytest.skip("no clang-tidy-14 (bench/setup test-packages)")
         head = clang_tidy.git("rev-parse", "HEAD")
         if not head:
-            pytest.skip("no git repository: nothing says what changed")
+            pytest.skip("no git repository, so changed files are unknown")
         sources = set(clang_tidy.compile_commands(support.BUILD)) & set(clang_tidy.sources())
         files, left_out = choose(*changed_paths(), sources, head[0])
         print(f"{len(files)} files, chosen by the commit {head[0]}; {left_out} left out (tests/long clang-tidy checks all)")
@@ -80,14 +80,14 @@ class TestChangedFiles:
 
 
 class TestChecker:
-    """clang-tidy gets commands that it accepts, of the right files, and its findings are seen."""
+    """clang-tidy gets commands that it accepts, for the right files, and its findings are reported."""
 
-    def test_commands_are_without_what_clang_rejects(self):
+    def test_commands_omit_options_that_clang_rejects(self):
         words = ["/usr/bin/cmake", "-E", "env", "CCACHE_NOHASHDIR=1", "/usr/bin/ccache", "/usr/bin/c++", "-DX", "-Winvalid-pch", "-include",
                  "/b/cmake_pch.hxx", "-include", "x.h", "-Wno-restrict", "-c", "x.cc"]
         assert clang_tidy.for_clang(words) == ["/usr/bin/c++", "-DX", "-include", "x.h", "-c", "x.cc"]
 
-    def test_files_that_are_compiled_as_one_are_checked_one_by_one(self, folder):
+    def test_each_file_of_unity_source_is_checked_alone(self, folder):
         unity = os.path.join(folder, "unity_0_cxx.cxx")
         paths = [os.path.join(support.REPOSITORY, name) for name in ("src/cli/run.cc", "src/cli/env.cc")]
         with open(unity, "w", encoding="utf-8") as file:
@@ -97,20 +97,20 @@ class TestChecker:
         commands = clang_tidy.compile_commands(folder)
         assert [commands[name]["arguments"] for name in ("src/cli/run.cc", "src/cli/env.cc")] == [["c++", "-DX", "-c", path] for path in paths]
 
-    def test_a_header_is_checked_in_a_source_that_includes_it(self):
+    def test_header_is_checked_in_source_that_includes_it(self):
         sources = {"src/base/status.cc", "src/trust/proof.cc", "src/progress/progress_engine.cc"}
         assert source_of("src/trust/proof.h", sources) == "src/trust/proof.cc"
         assert source_of("src/progress/drive.h", sources) == "src/progress/progress_engine.cc"
         assert source_of("include/shoal/status.h", sources) == "src/base/status.cc"
         assert source_of("README.md", sources) is None
 
-    def test_uncommitted_changes_come_first_and_the_rest_is_left_out(self):
+    def test_uncommitted_changes_are_chosen_first(self):
         sources = {f"src/{number}.cc" for number in range(20)}
         files, left_out = choose(["src/19.cc", "README.md"], sorted(sources), sources, "seed")
         assert (files[0], len(set(files)), left_out) == ("src/19.cc", FILES, 20 - FILES)
         assert choose([], sorted(sources), sources, "seed") != choose([], sorted(sources), sources, "another")
 
-    def test_a_finding_is_seen(self, folder):
+    def test_checker_reports_planted_findings(self, folder):
         if not shutil.which(clang_tidy.PROGRAM):
             pytest.skip("no clang-tidy-14 (bench/setup test-packages)")
         path = os.path.join(folder, "planted.cc")

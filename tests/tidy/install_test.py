@@ -56,7 +56,7 @@ class TestInstalled:
     def library_folder(self):
         return next(root for root, _, files in os.walk(self.prefix) if "libshoal.so" in files)
 
-    def test_by_cmake(self):
+    def test_cmake_project_uses_installed_library(self):
         with open(os.path.join(self.source, "CMakeLists.txt"), "w", encoding="ascii") as file:
             file.write(PROJECT)
         build = os.path.join(self.folder.name, "build")
@@ -64,7 +64,7 @@ class TestInstalled:
         self.run_quietly("cmake", "--build", build)
         assert self.run_quietly(os.path.join(build, "user")) == "1 rank, 42, ok\n"
 
-    def test_by_pkg_config(self):
+    def test_pkg_config_program_uses_installed_library(self):
         if not shutil.which("pkg-config"):
             pytest.skip("no pkg-config")
         library = self.library_folder()
@@ -73,6 +73,6 @@ class TestInstalled:
         self.run_quietly("g++", "-std=c++20", os.path.join(self.source, "user.cc"), "-o", program, *flags)
         assert self.run_quietly(program, LD_LIBRARY_PATH=library) == "1 rank, 42, ok\n"
 
-    def test_programs_run(self):
+    def test_installed_programs_run(self):
         for program in ("shoal", "shoal_perf"):
             self.run_quietly(os.path.join(self.prefix, "bin", program), "--help")

@@ -1,4 +1,4 @@
-"""tests/long: every volume covers files that exist, and stale results are recognized in a repository made for the test."""
+"""tests/long: every volume covers files that exist, and stale results are detected in a repository made for the test."""
 import importlib.machinery
 import importlib.util
 import json
@@ -54,24 +54,24 @@ def repository(folder, monkeypatch):
 
 
 class TestVolumes:
-    def test_cover_files_that_exist(self):
+    def test_volumes_cover_existing_files(self):
         if not long.git("rev-parse", "HEAD")[1]:
             pytest.skip("no git repository")
         assert not long.uncovered(long.VOLUMES)
 
-    def test_hold_every_test_with_the_label_long(self):
+    def test_volumes_contain_every_long_test(self):
         listed = subprocess.run(["ctest", "--test-dir", support.BUILD, "--show-only=json-v1", "-L", "^long$"], capture_output=True, text=True,
                                 check=True)
         assert {test["name"] for test in json.loads(listed.stdout)["tests"]} <= set(long.ENTRIES)
 
-    def test_rows_of_the_results_belong_to_volumes(self):
+    def test_result_rows_belong_to_volumes(self):
         rows = long.read_results()
         assert set(rows) <= set(long.VOLUMES)
         assert all(row["unit"] == long.VOLUMES[name].unit and "total" in row for name, row in rows.items())
 
 
 class TestStale:
-    def test_follows_commits_to_covered_files(self, repository):
+    def test_commit_to_covered_file_makes_row_stale(self, repository):
         row = {"done": 1, "first_commit": repository.first, "commit": repository.first}
         assert long.why_stale(VOLUME, {}) == "never ran"
         assert long.why_stale(VOLUME, row) is None
@@ -82,7 +82,7 @@ class TestStale:
         assert long.why_stale(VOLUME, row) == f"ran at {repository.first}; later commits to src: 1, the newest is {newest} src/x.cc 2"
         assert long.why_stale(VOLUME, {"done": 1, "first_commit": newest, "commit": newest}) is None
 
-    def test_knows_commits_of_other_places(self, repository):
+    def test_commit_outside_branch_makes_row_stale(self, repository):
         assert "does not have" in long.why_stale(VOLUME, {"done": 1, "commit": "1234567"})
         branch = repository.git("symbolic-ref", "--short", "HEAD")
         repository.git("checkout", "-q", "-b", "other")
@@ -90,14 +90,14 @@ class TestStale:
         repository.git("checkout", "-q", branch)
         assert "not part of this branch" in long.why_stale(VOLUME, {"done": 1, "commit": other})
 
-    def test_sees_uncommitted_changes_of_covered_files(self, repository):
+    def test_uncommitted_change_of_covered_file_makes_row_stale(self, repository):
         repository.write("tests/x.cc", "2")
         assert long.current_commit(VOLUME.covers) == repository.first
         repository.write("src/x.cc", "2")
         dirty = long.current_commit(VOLUME.covers)
         assert dirty == repository.first + "-dirty"
         assert "uncommitted changes" in long.why_stale(VOLUME, {"done": 1, "first_commit": dirty, "commit": dirty})
-        assert long.why_stale(VOLUME, {"done": 1, "commit": dirty}) is None  # an old row: of any file
+        assert long.why_stale(VOLUME, {"done": 1, "commit": dirty}) is None  # in an old row `-dirty` is about any file
 
 
 class TestRun:
@@ -105,7 +105,7 @@ class TestRun:
         with open(long.RESULTS, encoding="utf-8") as file:
             return json.load(file)["volumes"]["x"]
 
-    def test_goes_on_where_the_last_call_ended(self, repository):
+    def test_run_continues_after_last_part(self, repository):
         rows = {}
         assert long.run_part(rows, "x", 1)
         second = repository.commit("tests/x.cc", "2")
@@ -114,7 +114,7 @@ class TestRun:
         assert (row["done"], row["parts"], row["last_words"]) == (3, 3, "line 2")
         assert (row["first_commit"], row["commit"]) == (repository.first, second)
 
-    def test_starts_at_0_where_it_is_stale(self, repository):
+    def test_run_restarts_stale_volume(self, repository):
         rows = {}
         assert long.run_part(rows, "x", 1)
         second = repository.commit("src/x.cc", "2")
@@ -122,7 +122,7 @@ class TestRun:
         row = self.results()
         assert (row["done"], row["parts"], row["first_commit"], row["commit"]) == (3, 3, second, second)
 
-    def test_stops_at_a_failure_and_keeps_it(self, repository, monkeypatch):
+    def test_failure_stops_volume_until_removed(self, repository, monkeypatch):
         def fail(done, budget_s):
             raise long.Failed(f"part {done}")
 
@@ -132,5 +132,5 @@ class TestRun:
         assert not long.run_for(60, rows, ["x"])
         assert (self.results()["done"], self.results()["failure"]) == (1, "part 1")
         repository.commit("src/x.cc", "2")
-        assert long.run_for(60, rows, ["x"])  # nothing runs before somebody has removed it
+        assert long.run_for(60, rows, ["x"])  # nothing runs before the failure is removed
         assert self.results()["failure"] == "part 1"

@@ -30,7 +30,7 @@ CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
 CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc",  # it times the device itself, below what users see
                      "bench/gpu/fold_bandwidth.cc", "bench/gpu/all_reduce.cc", "bench/gpu/nccl.cc"}  # kernels; memory of a GPU
 
-# What launches kernels, and the fakes of CUDA that run them on the host.
+# Code that launches kernels, and the fakes of CUDA that run them on the host.
 KERNEL_USERS = ("kernels/", "src/cuda/", "tests/cuda/", "tests/gpu/", "tests/torch/fake_cuda_api")
 
 CUDA_HEADER = re.compile(r"(?:cuda|nccl|nvml)[\w.]*\.h$")
@@ -71,7 +71,7 @@ def include_complaints(path, text):
     for _, included in INCLUDE.findall(text):
         folder = _internal(included)
         if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
-            complain(included, "schedules and what reads them know nothing of wires, devices and threads")
+            complain(included, "the pure rooms know nothing of transports, devices and threads")
         if match := re.match(r"(transports/\w+)/", path):
             own = (match[1], "src/trust", "src/base", COMMON_OF_TRANSPORTS, SHARED_RAILS.get(match[1]))
             if folder and included != "transports/transport.h" and folder not in own:
@@ -79,7 +79,7 @@ def include_complaints(path, text):
             if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
                 complain(included, "of the public headers a transport needs the status and the types")
         elif path.startswith("transports/") and folder not in (None, COMMON_OF_TRANSPORTS, "src/base"):
-            complain(included, "the interface of transports stands alone")
+            complain(included, "the interface of transports includes no transport")
         if match := re.match(r"src/(\w+)/", path):
             complaints += _room_complaints(path, match[1], included)
         if path.startswith("src/device/") and folder and folder != "src/device":
@@ -95,7 +95,7 @@ def include_complaints(path, text):
         if path.startswith("include/") and not included.startswith("shoal/") and ("/" in included and folder):
             complain(included, "public headers stand alone")
         if not path.startswith(("tests/", "bench/", "torch_plugin/")) and folder in ("tests", "bench", "torch_plugin"):
-            complain(included, "nothing below knows the clients")
+            complain(included, "only the clients include each other")
     return complaints
 
 
@@ -167,7 +167,7 @@ def function_complaints(path, text):
 
 # Names that code and prose had once; language.md of the project says what replaced them and why.
 RETIRED = re.compile(r"\b(?:WindowCalls|MeetingSlot|advance_meeting|Mesh|take_seat|leave_seat|RollCall|Patience|Sealing|WiredRanks|wire_up|"
-                     r"Contestant|shared_fold|shared_moves|ordinary_memory|first_share|kChangesPartners)\b")
+                     r"Contestant|shared_fold|shared_moves|ordinary_memory|first_share|kChangesPartners|SHOAL_LEDGER|LedgerHeader)\b")
 
 
 def retired_complaints(path, text):

@@ -42,37 +42,37 @@ class TestTree:
             more = [f"... and {len(complaints) - 50} more"] if len(complaints) > 50 else []
             pytest.fail("\n" + "\n".join(complaints[:50] + more), pytrace=False)
 
-    def test_includes_point_down_only(self):
+    def test_includes_follow_layer_order(self):
         self.check([c for path in tree() if path.endswith((".cc", ".h", ".c", ".cu", ".cuh")) for c in rules.include_complaints(path, text_of(path))])
 
-    def test_texts(self):
+    def test_files_follow_text_rules(self):
         self.check([c for path in tree() if is_code(path) for c in rules.text_complaints(path, text_of(path))])
 
-    def test_top_level_is_closed_and_folders_have_readmes(self):
+    def test_tree_follows_layout_rules(self):
         self.check(rules.layout_complaints(tree()))
 
-    def test_readmes_fit_a_page(self):
+    def test_readmes_respect_line_limit(self):
         self.check([c for path in tree() if path.endswith("README.md") for c in rules.readme_complaints(path, text_of(path))])
 
-    def test_markdown_is_narrow(self):
+    def test_markdown_respects_column_limit(self):
         self.check([c for path in tree() if path.endswith(".md") for c in rules.markdown_complaints(path, text_of(path))])
 
-    def test_functions_are_short(self):
+    def test_functions_respect_line_limit(self):
         self.check([c for path in tree() if path.startswith(("src/", "transports/")) and path.endswith((".cc", ".h"))
                     for c in rules.function_complaints(path, text_of(path))])
 
-    def test_retired_names_stay_away(self):
+    def test_code_contains_no_retired_names(self):
         self.check([c for path in tree() if (is_code(path) or path == "tests/long") and not path.startswith(("bench/results/", "tests/tidy/"))
                     for c in rules.retired_complaints(path, text_of(path))])
 
-    def test_format(self):
+    def test_code_matches_clang_format(self):
         if not shutil.which("clang-format-14"):
             pytest.skip("no clang-format-14")
         paths = [path for path in tree() if path.endswith((".cc", ".h", ".c"))]
         done = subprocess.run(["clang-format-14", "--dry-run", *paths], cwd=support.REPOSITORY, capture_output=True, text=True, check=False)
         self.check(sorted(set(re.findall(r"^(.*?):\d+:\d+: warning", done.stderr, re.MULTILINE))))
 
-    def test_library_exports_the_public_symbols_only(self):
+    def test_library_exports_only_public_symbols(self):
         library = os.path.join(support.BUILD, "lib/libshoal.so")
         if not os.path.exists(library):
             pytest.skip("libshoal.so is not built")
@@ -108,38 +108,38 @@ class TestChecker:
         ("src/runtime/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
         ("kernels/x.cu", '#include "src/cuda/cuda_api.h"', False), ("src/cuda/x.cc", '#include "kernels/parameters.h"', False),
         ("include/shoal/x.h", '#include "src/plan/plan.h"', True), ("src/runtime/x.cc", '#include "tests/x.h"', True)))
-    def test_includes(self, path, line, bad):
+    def test_include_rule_reports_forbidden_includes(self, path, line, bad):
         assert bool(rules.include_complaints(path, "// x\n" + line + "\n")) == bad
 
     @pytest.mark.parametrize("text, bad", (
         ("good\n", False), ("x" * 129 + "\n", True), ("x" * 128 + "\n", False), ("no line feed", True), ("see /ro" + "ot/x\n", True),
         ("see src/root/x and $W/wo" + "rk/x\n", False), ("// TO" + "DO: later\n", True), ("/home" + "/me/x\n", True)),
         ids=("good", "129-columns", "128-columns", "no-line-feed", "root-path", "relative-paths", "unfinished", "home-path"))
-    def test_texts(self, text, bad):
+    def test_text_rule_reports_forbidden_text(self, text, bad):
         assert bool(rules.text_complaints("src/x.cc", text)) == bad
 
-    def test_layout(self):
+    def test_layout_rule_reports_unknown_folders(self):
         good = ["README.md", ".ci/run", "src/README.md", "src/runtime/README.md", "src/runtime/x.cc"]
         assert rules.layout_complaints(good) == []
         assert rules.layout_complaints(good + ["docs/x.md", "docs/README.md"])
         assert rules.layout_complaints(good + ["src/other/x.cc"])
 
-    def test_readme(self):
+    def test_readme_rule_reports_long_pages(self):
         assert rules.readme_complaints("src/README.md", "x\n" * 60) == []
         assert rules.readme_complaints("src/README.md", "x\n" * 61)
         assert rules.readme_complaints("README.md", "x\n" * 200) == []
         assert rules.readme_complaints("README.md", "x\n" * 201)
 
-    def test_markdown(self):
+    def test_markdown_rule_reports_wide_lines(self):
         assert rules.markdown_complaints("src/README.md", "x" * 120 + "\n") == []
         assert rules.markdown_complaints("src/README.md", "x" * 121 + "\n")
         assert rules.markdown_complaints("bench/results/tables.md", "x" * 121 + "\n") == []
 
-    def test_functions(self):
+    def test_function_rule_reports_long_functions(self):
         of_lines = lambda count: "namespace shoal {\nint f() {\n" + "  g();\n" * (count - 2) + "}\n}  // namespace shoal\n"
         assert rules.function_complaints("src/x.cc", of_lines(80)) == []
         assert rules.function_complaints("src/x.cc", of_lines(81)) == ["src/x.cc:2 is a function of 81 lines, 80 are allowed"]
         assert rules.function_complaints("src/x.h", "class X {\n" + "  int x;\n" * 100 + "};\n") == []
 
-    def test_retired_names(self):
+    def test_name_rule_reports_retired_names(self):
         assert rules.retired_complaints("src/x.cc", "ProgressEngine e;\nMesh m;\n") == ["src/x.cc:2 has the retired name Mesh"]
