@@ -41,12 +41,12 @@ struct Waiter {
   const CommunicatorView* communicator;
 };
 
-std::vector<Waiter> waiters(const JobView& job, double patience_s) {
+std::vector<Waiter> waiters(const JobView& job, double wait_limit_s) {
   std::vector<Waiter> all;
   for (const RankView& rank : job.seen) {
     if (rank.life == Life::dead) continue;
     for (const CommunicatorView& each : rank.communicators) {
-      if (each.wait && !each.cause && each.wait->seconds >= patience_s) all.push_back({&rank, &each});
+      if (each.wait && !each.cause && each.wait->seconds >= wait_limit_s) all.push_back({&rank, &each});
     }
   }
   // The longest wait is closest to the cause.
@@ -224,8 +224,8 @@ std::string words_for_call(const CommunicatorView& communicator, std::uint64_t s
   return text;
 }
 
-Diagnosis diagnose(const JobView& job, double patience_s) {
-  const std::vector<Waiter> all = waiters(job, patience_s);
+Diagnosis diagnose(const JobView& job, double wait_limit_s) {
+  const std::vector<Waiter> all = waiters(job, wait_limit_s);
   for (const auto& look : {+[](const JobView&j, const std::vector<Waiter>&w) { return the_dead(j, w); },
                            +[](const JobView&j, const std::vector<Waiter>&) { return the_first_error(j); },
                            +[](const JobView&j, const std::vector<Waiter>&w) { return the_stopped(j, w); },

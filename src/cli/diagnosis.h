@@ -13,11 +13,11 @@ struct Diagnosis {
   std::string suggestion;  ///< what to do; may be empty
 };
 
-/// Examines the flight records of the ranks of this host. Waits shorter than `patience_s` are ignored.
+/// Examines the flight records of the ranks of this host. Waits shorter than `wait_limit_s` are ignored.
 ///
 /// In this order, because each cause explains the later ones: ranks that exited without closing their communicators, the first
 /// recorded error, ranks that are stopped, calls that differ, the rank that is behind, data that is missing.
-Diagnosis diagnose(const JobView& job, double patience_s);
+Diagnosis diagnose(const JobView& job, double wait_limit_s);
 
 /// "call 12 (all_reduce float32 x 1000 sum)", with the group unless it is that of all ranks.
 std::string words_for_call(const CommunicatorView& communicator, std::uint64_t sequence);

@@ -34,7 +34,7 @@ struct DoctorOptions {
   std::string job;
   std::string folder;
   bool all = false;
-  double patience_s = 1;
+  double wait_limit_s = 1;
   bool machine = false;
   std::string root;             // of another system's files, for tests
   std::string security_groups;  // file
@@ -111,9 +111,9 @@ int print_job(const JobView& job, const DoctorOptions& options) {
              clock_time(job.started_ns));
   print_row("rank", "process", "host", "state", "since", "waits for", "what");
   for (const RankView& rank : job.seen) print_rank(rank);
-  const Diagnosis found = diagnose(job, options.patience_s);
+  const Diagnosis found = diagnose(job, options.wait_limit_s);
   if (found.sentence.empty()) {
-    fmt::print("no problem found: no rank has waited for {:g} s\n", options.patience_s);
+    fmt::print("no problem found: no rank has waited for {:g} s\n", options.wait_limit_s);
     return 0;
   }
   fmt::print("culprit: {}\n", found.sentence);
@@ -123,7 +123,7 @@ int print_job(const JobView& job, const DoctorOptions& options) {
 
 void list_jobs(const JobList& list, const DoctorOptions& options) {
   const auto row = [&](const JobView& job, const std::string& before) {
-    const Diagnosis found = diagnose(job, options.patience_s);
+    const Diagnosis found = diagnose(job, options.wait_limit_s);
     fmt::print("{:<34} {:<10} {:<20} {}{}\n", shown(job), fmt::format("{} of {}", job.seen.size(), job.ranks),
                clock_time(job.started_ns), before, found.sentence.empty() ? "ok" : found.sentence);
   };
@@ -185,19 +185,20 @@ int run_doctor(const DoctorOptions& options) {
     const int status = options.machine ? examine_machine(options) : 0;
     return options.security_groups.empty() ? status : std::max(status, examine_security_groups(options.security_groups));
   }
-  const std::string folder = options.folder.empty() ? ledger_folder() : options.folder;
+  const std::string folder = options.folder.empty() ? flight_record_folder() : options.folder;
   if (folder.empty()) {
-    fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; give the folder of the flight records with --folder\n");
+    fmt::print(stderr, "shoal doctor: SHOAL_FLIGHT_RECORD is off; give the folder of the flight records with --folder\n");
     return kExitFound;
   }
-  remove_old_ledgers(folder);
+  remove_old_flight_records(folder);
   std::vector<std::string> complaints;
   const std::vector<JobView> jobs = read_jobs(folder, complaints);
   for (const std::string& complaint : complaints) fmt::print(stderr, "shoal doctor: {}\n", complaint);
   if (options.job.empty()) {
     if (jobs.empty()) {
       fmt::print(
-          "no jobs: there are no flight records in {}. Jobs that ended in order leave none; SHOAL_LEDGER and XDG_RUNTIME_DIR "
+          "no jobs: there are no flight records in {}. Jobs that ended in order leave none; SHOAL_FLIGHT_RECORD and "
+          "XDG_RUNTIME_DIR "
           "of the job determine its folder\n",
           folder);
     } else {
@@ -238,8 +239,8 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
                       "file with the output of aws ec2 describe-security-groups: checks whether a group allows EFA traffic");
   command->add_option("--root", options->root, "folder that holds sys, proc, dev and opt of another machine")->group("");
   command->add_flag("--all", options->all, "also list jobs that ended earlier; their records are removed after a day");
-  command->add_option("--folder", options->folder, "folder of the flight records (default: as SHOAL_LEDGER)");
-  command->add_option("--patience", options->patience_s, "seconds that a rank may wait before it counts as a problem")
+  command->add_option("--folder", options->folder, "folder of the flight records (default: as SHOAL_FLIGHT_RECORD)");
+  command->add_option("--wait-limit", options->wait_limit_s, "seconds that a rank may wait before it counts as a problem")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->callback([options, exit_status] { *exit_status = run_doctor(*options); });

@@ -76,7 +76,7 @@ void look_at_file(const std::string& path, const std::string& bytes, JobView& jo
   if (::stat(path.c_str(), &found) == 0)
     job.last_sign_ns = std::max(job.last_sign_ns, std::int64_t{found.st_mtim.tv_sec} * 1'000'000'000 + found.st_mtim.tv_nsec);
   if (rank.life != RankView::Life::unknown) return;
-  auto header = std::make_unique<LedgerHeader>();
+  auto header = std::make_unique<FlightRecordHeader>();
   std::memcpy(header.get(), bytes.data(), sizeof *header);
   if (!process_lives(*header, path).value_or(true)) rank.life = RankView::Life::dead;
 }
@@ -121,7 +121,7 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 
 Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
-  auto header = std::make_unique<LedgerHeader>();
+  auto header = std::make_unique<FlightRecordHeader>();
   if (file.size() < kFlightRecordHeaderBytes) return refuse("the file is too short for a flight record");
   std::memcpy(header.get(), file.data(), sizeof *header);
   if (header->magic != kFlightRecordMagic) return refuse("the file is not a flight record");
@@ -131,7 +131,7 @@ Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_
   if (file.size() < kFlightRecordHeaderBytes + header->pages * sizeof(FlightRecordPage))
     return refuse("the flight record is truncated");
 
-  job.id = ledger_job_name(header->job_id);
+  job.id = job_folder_name(header->job_id);
   job.name = text_of(header->job);
   job.ranks = std::clamp(header->ranks, 0, 1 << 20);
   job.started_ns = header->system_ns;

@@ -88,7 +88,7 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 /// version; safe for any bytes.
 Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_t now_ns, JobView& job);
 
-/// The jobs in `folder` (see ledger_folder()), the latest first. Files that cannot be read are reported in `complaints`.
+/// The jobs in `folder` (see flight_record_folder()), the latest first. Files that cannot be read are reported in `complaints`.
 std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::string>& complaints);
 
 }  // namespace shoal

@@ -48,13 +48,13 @@ std::int64_t now_ns() {
 
 /// Makes `folder` where it is missing; it must belong to this user alone.
 Status own_folder(const std::string& folder) {
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_error("SHOAL_LEDGER: mkdir " + folder, errno);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_error("SHOAL_FLIGHT_RECORD: mkdir " + folder, errno);
   struct stat found {};
-  if (::lstat(folder.c_str(), &found) != 0) return system_error("SHOAL_LEDGER: lstat " + folder, errno);
+  if (::lstat(folder.c_str(), &found) != 0) return system_error("SHOAL_FLIGHT_RECORD: lstat " + folder, errno);
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0) {
-    return {
-        StatusCode::invalid_argument,
-        fmt::format("SHOAL_LEDGER: {} is not a folder that this user alone may write to; name another one, or off", folder)};
+    return {StatusCode::invalid_argument,
+            fmt::format("SHOAL_FLIGHT_RECORD: {} is not a folder that this user alone may write to; name another one, or off",
+                        folder)};
   }
   return {};
 }
@@ -71,11 +71,11 @@ int take_room(int fd, std::size_t offset, std::size_t bytes) noexcept {
 void warn_once(int rank, const std::string& reason) {
   static std::atomic_flag warned;
   if (warned.test_and_set()) return;
-  fmt::print(
-      stderr,
-      "shoal: rank {}: the job continues, but shoal doctor will not see all of it: {}; free disk space, or set SHOAL_LEDGER to "
-      "another folder or off\n",
-      rank, reason);
+  fmt::print(stderr,
+             "shoal: rank {}: the job continues, but shoal doctor will not see all of it: {}; free disk space, or set "
+             "SHOAL_FLIGHT_RECORD to "
+             "another folder or off\n",
+             rank, reason);
 }
 
 bool is_job_name(const std::string& name) {
@@ -89,7 +89,7 @@ bool is_rank_name(const std::string& name) {
 }
 
 /// Removes a job's flight records, and its folder unless that holds other files.
-void remove_ledgers(const fs::path& job) {
+void remove_flight_records(const fs::path& job) {
   std::error_code error;
   for (const auto& file : fs::directory_iterator(job, error)) {
     const bool ours = is_rank_name(file.path().filename()) && file.is_regular_file(error) && !file.is_symlink(error);
@@ -99,14 +99,14 @@ void remove_ledgers(const fs::path& job) {
 }
 
 /// Calls `look` with each page in use of the flight record at `path`. Returns its header; null where there is none.
-std::unique_ptr<LedgerHeader> read_flight_record(const std::string& path,
-                                                 const std::function<void(const FlightRecordPage&)>& look) {
+std::unique_ptr<FlightRecordHeader> read_flight_record(const std::string& path,
+                                                       const std::function<void(const FlightRecordPage&)>& look) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
   const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
     return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
   };
-  auto header = std::make_unique<LedgerHeader>();
+  auto header = std::make_unique<FlightRecordHeader>();
   const auto page = std::make_unique<FlightRecordPage>();
   const bool well = read(0, header.get(), sizeof *header) && header->magic == kFlightRecordMagic &&
                     header->version == kFlightRecordVersion && header->page_bytes == sizeof(FlightRecordPage);
@@ -123,7 +123,7 @@ std::unique_ptr<LedgerHeader> read_flight_record(const std::string& path,
 bool in_use(const fs::path& folder) {
   std::error_code error;
   for (const auto& file : fs::directory_iterator(folder, error)) {
-    LedgerHeader header;
+    FlightRecordHeader header;
     std::ifstream in(file.path(), std::ios::binary);
     if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kFlightRecordMagic) continue;
     if (header.version != kFlightRecordVersion)
@@ -166,7 +166,7 @@ Living& living() {
 
 }  // namespace
 
-std::int64_t last_sign_ns(const LedgerHeader& header, const FlightRecordPage* page) noexcept {
+std::int64_t last_sign_ns(const FlightRecordHeader& header, const FlightRecordPage* page) noexcept {
   if (page == nullptr) return header.system_ns;
   const std::uint64_t seen = page->seen_ns.load();
   const auto made = static_cast<std::uint64_t>(header.steady_ns);
@@ -177,7 +177,7 @@ std::int64_t last_sign_ns(const LedgerHeader& header, const FlightRecordPage* pa
   return std::max(last, header.system_ns);
 }
 
-std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path) {
+std::optional<bool> process_lives(const FlightRecordHeader& header, const std::string& path) {
   if (header.pid_namespace == own_pid_namespace()) {
     const ProcessState process = process_state(header.pid);
     return process.letter != '\0' && process.started == header.pid_started;
@@ -190,7 +190,7 @@ std::optional<bool> process_lives(const LedgerHeader& header, const std::string&
   return held;
 }
 
-void remove_old_ledgers(const std::string& root) {
+void remove_old_flight_records(const std::string& root) {
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> jobs;
   for (const auto& job : fs::directory_iterator(root, error)) {
@@ -204,7 +204,7 @@ void remove_old_ledgers(const std::string& root) {
     const auto& [written, job] = jobs[i];
     const bool too_many = jobs.size() - i > kMaxDeadJobs;
     if (!too_many && (written >= limit || !is_older(job, limit_ns))) continue;
-    if (!in_use(job)) remove_ledgers(job);
+    if (!in_use(job)) remove_flight_records(job);
   }
 }
 
@@ -230,8 +230,8 @@ std::uint64_t own_pid_namespace() {
   return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-std::string ledger_folder() {
-  const std::string wanted = setting("SHOAL_LEDGER");
+std::string flight_record_folder() {
+  const std::string wanted = setting("SHOAL_FLIGHT_RECORD");
   if (wanted == "off") return {};
   if (!wanted.empty()) return wanted;
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -240,25 +240,25 @@ std::string ledger_folder() {
   return fmt::format("{}/shoal-{}", there ? runtime : "/tmp", ::geteuid());
 }
 
-std::string ledger_job_name(std::uint64_t job_id) { return fmt::format("{:016x}", job_id); }
+std::string job_folder_name(std::uint64_t job_id) { return fmt::format("{:016x}", job_id); }
 
 Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, bool first_of_node) {
-  const std::string root = ledger_folder();
+  const std::string root = flight_record_folder();
   if (root.empty()) return std::shared_ptr<FlightRecord>();
   // Where the user has not asked for a file, a full or read-only disk is no reason to stop a job.
-  const bool wanted = !setting("SHOAL_LEDGER").empty();
+  const bool wanted = !setting("SHOAL_FLIGHT_RECORD").empty();
   const auto refuse = [&](Status status) -> Result<std::shared_ptr<FlightRecord>> {
     if (wanted) return status;
     if (first_of_node) warn_once(owner.rank, status.message());
     return std::shared_ptr<FlightRecord>();
   };
-  const std::string folder = root + "/" + ledger_job_name(owner.job_id);
+  const std::string folder = root + "/" + job_folder_name(owner.job_id);
   if (Status status = own_folder(root); !status.ok()) return refuse(std::move(status));
-  if (first_of_node) remove_old_ledgers(root);
+  if (first_of_node) remove_old_flight_records(root);
   if (Status status = own_folder(folder); !status.ok()) return refuse(std::move(status));
   const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return refuse(system_error("SHOAL_LEDGER: cannot write " + path, errno));
+  if (fd < 0) return refuse(system_error("SHOAL_FLIGHT_RECORD: cannot write " + path, errno));
   int error = ::ftruncate(fd, static_cast<off_t>(kFlightRecordFileBytes)) == 0 ? 0 : errno;
   if (error == 0) error = take_room(fd, 0, kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
   void* memory = MAP_FAILED;
@@ -270,9 +270,9 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
     ::close(fd);
     ::unlink(path.c_str());
     ::rmdir(folder.c_str());
-    return refuse(system_error("SHOAL_LEDGER: cannot write " + path, error));
+    return refuse(system_error("SHOAL_FLIGHT_RECORD: cannot write " + path, error));
   }
-  auto header = std::make_unique<LedgerHeader>();
+  auto header = std::make_unique<FlightRecordHeader>();
   header->pid = ::getpid();
   header->rank = owner.rank;
   header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
@@ -378,7 +378,8 @@ FlightRecordPage* FlightRecord::take_page() noexcept {
   if (const int error =
           take_room(fd_, kFlightRecordHeaderBytes + with_room * sizeof(FlightRecordPage), sizeof(FlightRecordPage));
       error != 0) {
-    warn_once(reinterpret_cast<const LedgerHeader*>(memory_)->rank, system_error("cannot write " + path_, error).message());
+    warn_once(reinterpret_cast<const FlightRecordHeader*>(memory_)->rank,
+              system_error("cannot write " + path_, error).message());
     return nullptr;
   }
   with_room_.store(with_room + 1);

@@ -81,7 +81,7 @@ struct alignas(64) FlightRecordPage {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 /// The front of a flight record's file. Texts end with a zero or with their array.
-struct LedgerHeader {
+struct FlightRecordHeader {
   std::array<char, 8> magic = kFlightRecordMagic;
   std::uint32_t version = kFlightRecordVersion;
   std::uint32_t page_bytes = sizeof(FlightRecordPage);
@@ -101,7 +101,7 @@ struct LedgerHeader {
 };
 
 inline constexpr std::size_t kFlightRecordHeaderBytes = 12288;
-static_assert(sizeof(LedgerHeader) <= kFlightRecordHeaderBytes);
+static_assert(sizeof(FlightRecordHeader) <= kFlightRecordHeaderBytes);
 inline constexpr std::size_t kFlightRecordFileBytes = kFlightRecordHeaderBytes + kFlightRecordPages * sizeof(FlightRecordPage);
 
 /// Copies as much of `text` as fits.
@@ -113,13 +113,13 @@ void set_text(std::array<char, Room>& room, std::string_view text) noexcept {
 
 /// The latest time (system clock, nanoseconds) at which the rank of a flight record has certainly lived. `page` null: by the
 /// header alone.
-std::int64_t last_sign_ns(const LedgerHeader& header, const FlightRecordPage* page) noexcept;
+std::int64_t last_sign_ns(const FlightRecordHeader& header, const FlightRecordPage* page) noexcept;
 /// Whether the process of a flight record lives: by its pid where that is valid here, else by the lock of the file at `path`.
 /// Nothing where neither shows it.
-std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path);
+std::optional<bool> process_lives(const FlightRecordHeader& header, const std::string& path);
 /// Removes the flight records of jobs whose processes have all ended and whose last sign of life is more than a day old; of
 /// those that ended later only the latest 32 jobs stay. Other files in `root` stay.
-void remove_old_ledgers(const std::string& root);
+void remove_old_flight_records(const std::string& root);
 
 /// A process as the kernel shows it.
 struct ProcessState {
@@ -130,10 +130,11 @@ ProcessState process_state(pid_t pid);
 /// The number of this process's PID namespace; 0 where the kernel does not show it.
 std::uint64_t own_pid_namespace();
 
-/// The folder for jobs' flight records: what SHOAL_LEDGER names, else shoal-UID in XDG_RUNTIME_DIR or /tmp; empty for "off".
-std::string ledger_folder();
+/// The folder for jobs' flight records: what SHOAL_FLIGHT_RECORD names, else shoal-UID in XDG_RUNTIME_DIR or /tmp; empty for
+/// "off".
+std::string flight_record_folder();
 /// The folder of one job below it.
-std::string ledger_job_name(std::uint64_t job_id);
+std::string job_folder_name(std::uint64_t job_id);
 
 /// The flight record of one rank, in a file of its own. The file is removed with the FlightRecord, or when the process ends in
 /// order. It stays where the rank has died or one of its communicators has failed. Only its owner can read it.
@@ -147,9 +148,10 @@ class FlightRecord {
     int rank = 0;
     std::span<const int> node_of_rank;
   };
-  /// Creates it in the folder that the settings name. Null where SHOAL_LEDGER is off, or is not set and no file can be made:
-  /// training continues without. The first rank of a node reports that on standard error, and calls remove_old_ledgers().
-  /// Errors: invalid_argument or system_error, where SHOAL_LEDGER names a folder that cannot be used.
+  /// Creates it in the folder that the settings name. Null where SHOAL_FLIGHT_RECORD is off, or is not set and no file can be
+  /// made: training continues without. The first rank of a node reports that on standard error, and calls
+  /// remove_old_flight_records(). Errors: invalid_argument or system_error, where SHOAL_FLIGHT_RECORD names a folder that
+  /// cannot be used.
   static Result<std::shared_ptr<FlightRecord>> create(const Owner& owner, bool first_of_node);
   ~FlightRecord();
   FlightRecord(const FlightRecord&) = delete;

@@ -31,7 +31,7 @@ constexpr std::array kSettings{
     Setting{"SHOAL_LOST_AFTER", "30",
             "seconds for which another host may be silent over TCP, for example with a pulled cable, before its ranks count as "
             "lost; 5 or more. A connection that recovers earlier continues"},
-    Setting{"SHOAL_LEDGER", "",
+    Setting{"SHOAL_FLIGHT_RECORD", "",
             "folder for the flight records: each rank records its current call there, for shoal doctor; off: no record. "
             "Default: shoal-UID in XDG_RUNTIME_DIR or /tmp"},
     Setting{"SHOAL_ALGORITHM", "",

@@ -1,5 +1,5 @@
-// The form of a report of a failure: clauses divided by "; " (src/diagnosis/failures.md). The first says what has failed; after
-// it come lists of ranks, "...: rank 1, rank 3", and where late ranks are instead, "rank 1: ...".
+// Parses reports of failures: clauses divided by "; " (src/diagnosis/failures.md). The first clause says what failed. Then come
+// lists of ranks, "...: rank 1, rank 3", and where late ranks are instead, "rank 1: ...".
 #pragma once
 
 #include <algorithm>
@@ -46,14 +46,14 @@ inline std::vector<int> ranks_named_in(std::string_view text) {
   return ranks;
 }
 
-/// The first of them: whom the report is about. -1: there is none.
+/// The first rank that the report names: its subject. -1: none.
 inline int first_rank_named_in(std::string_view report) {
   const std::vector<int> ranks = ranks_named_in(report);
   return ranks.empty() ? -1 : ranks.front();
 }
 
-/// Those that the report of a timeout blames: of its lists the first, and that of ranks whose data is missing, but not that of
-/// those that wait in turn.
+/// The ranks that a timeout's report blames: its first list and the list of ranks whose data is missing, but not the ranks that
+/// wait in turn.
 inline std::set<int> late_ranks_in(std::string_view report) {
   std::set<int> late;
   std::vector<std::string_view> clauses = clauses_of(report);
@@ -68,7 +68,7 @@ inline std::set<int> late_ranks_in(std::string_view report) {
   return late;
 }
 
-/// Where a report says that late `rank` is instead; empty: it does not.
+/// Where late `rank` is instead, according to a report; empty if it does not say.
 inline std::string whereabouts_in(std::string_view report, int rank) {
   const std::string beginning = "rank " + std::to_string(rank) + ": ";
   for (const std::string_view clause : clauses_of(report)) {

@@ -1,7 +1,7 @@
-// A wall clock that jumps by hours at every look moves no deadline, and nothing in a job ever waits by it.
+// A wall clock that jumps by hours at every read moves no deadline, and the library never waits until a wall-clock time.
 //
-// The test puts itself in front of the system's clock, and has the kernel end a rank that waits until a time of the wall clock:
-// the real one, which nothing here can set.
+// The test interposes the functions that read the clock. A seccomp filter kills a rank that waits until a wall-clock time,
+// because that wait would use the kernel's real clock.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -77,8 +77,8 @@ constexpr std::uint32_t kMachine = AUDIT_ARCH_AARCH64;
 constexpr std::uint32_t kMachine = 0;
 #endif
 
-/// Something about an argument of a system call; of its lower half, which is all that flags and clocks have, and enough to tell
-/// an address from null.
+/// A condition on the lower 32 bits of an argument of a system call: enough for flags and clocks, and to tell an address from
+/// null.
 struct Condition {
   enum class Kind { equal, has, not_zero };
   std::uint32_t argument = 0;
@@ -87,11 +87,11 @@ struct Condition {
 };
 using Kind = Condition::Kind;
 
-/// From now on the kernel ends this process where it begins to wait until a time of the wall clock. Waiting for a while is no
-/// such thing, whatever the clock is called: no jump makes it longer.
+/// From now on the kernel kills this process if it waits until a wall-clock time. Waiting for a duration is allowed, whatever
+/// the clock: a jump does not change it.
 bool forbid_the_wall_clock() {
   const std::vector<std::pair<std::uint32_t, std::vector<Condition>>> rules{
-      {SYS_futex, {{1, Kind::has, FUTEX_CLOCK_REALTIME}, {3, Kind::not_zero, 0}}},  // without a time the flag means nothing
+      {SYS_futex, {{1, Kind::has, FUTEX_CLOCK_REALTIME}, {3, Kind::not_zero, 0}}},  // without a time the flag has no effect
       {SYS_clock_nanosleep, {{0, Kind::equal, CLOCK_REALTIME}, {1, Kind::has, TIMER_ABSTIME}}},
       {SYS_timerfd_create, {{0, Kind::equal, CLOCK_REALTIME}}},
       {SYS_timer_create, {{0, Kind::equal, CLOCK_REALTIME}}},
@@ -109,7 +109,7 @@ bool forbid_the_wall_clock() {
   jump(BPF_JEQ, kMachine, 1, 0);
   end(SECCOMP_RET_ALLOW);
   for (const auto& [call, conditions] : rules) {
-    std::size_t left = 2 * conditions.size() + 1;  // of the rule, after the next instruction
+    std::size_t left = 2 * conditions.size() + 1;  // instructions of the rule after the next one
     load(offsetof(seccomp_data, nr));
     jump(BPF_JEQ, call, 0, left);
     for (const Condition& one : conditions) {
@@ -126,25 +126,25 @@ bool forbid_the_wall_clock() {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
-/// What ranks say that have such a clock; "by the wall clock" of one that was ended for it.
-std::vector<std::string> ranks_on_a_mad_clock(int ranks, const testing::RankBody& body) {
+/// The outputs of ranks that run with the jumping clock and the filter; "waits by the wall clock" for a rank that was killed.
+std::vector<std::string> ranks_on_a_jumping_clock(int ranks, const testing::RankBody& body) {
   const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
     if (!forbid_the_wall_clock()) return kNotPermitted;
     jumping.store(true);
     return body(rank, size, directory);
   });
-  std::vector<std::string> said;
+  std::vector<std::string> outputs;
   for (const auto& outcome : outcomes)
-    said.push_back(outcome.killed && outcome.code == SIGSYS ? "waits by the wall clock" : outcome.output);
-  return said;
+    outputs.push_back(outcome.killed && outcome.code == SIGSYS ? "waits by the wall clock" : outcome.output);
+  return outputs;
 }
 
-#define NEEDS_FILTERS()                                                                                             \
-  if (ranks_on_a_mad_clock(1, [](int, int, const std::string&) { return std::string(); }).front() == kNotPermitted) \
+#define NEEDS_FILTERS()                                                                                                 \
+  if (ranks_on_a_jumping_clock(1, [](int, int, const std::string&) { return std::string(); }).front() == kNotPermitted) \
   GTEST_SKIP() << "this process " << kNotPermitted
 
-// What the other cases rely on.
-TEST(Clock, AWaitByTheWallClockIsSeen) {
+// The other cases rely on this.
+TEST(Clock, FilterDetectsWallClockWaits) {
   NEEDS_FILTERS();
   const auto waits = [](int rank, int, const std::string&) -> std::string {
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -160,7 +160,7 @@ TEST(Clock, AWaitByTheWallClockIsSeen) {
     if (rank == 2) ::pthread_cond_clockwait(&never, &mutex, CLOCK_MONOTONIC, &past);
     return "has waited";
   };
-  EXPECT_THAT(ranks_on_a_mad_clock(3, waits),
+  EXPECT_THAT(ranks_on_a_jumping_clock(3, waits),
               ::testing::ElementsAre("waits by the wall clock", "waits by the wall clock", "has waited"));
 }
 
@@ -175,10 +175,10 @@ CommunicatorOptions over_wire(const char* wire, int timeout_ms) {
   return options;
 }
 
-// Calls of every kind of waiting, then one that somebody does not come to: its deadline is neither early nor late.
-TEST_P(ClockJumps, CallsGoOnAndDeadlinesStay) {
+// Calls that wait in every way, then a call that rank 1 does not make: it times out neither early nor late.
+TEST_P(ClockJumps, CallsSucceedAndDeadlinesHold) {
   NEEDS_FILTERS();
-  const auto said = ranks_on_a_mad_clock(3, [](int rank, int size, const std::string& directory) -> std::string {
+  const auto outputs = ranks_on_a_jumping_clock(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto made = testing::join(directory, rank, size, over_wire(GetParam(), 30'000));
     if (!made.ok()) return made.status().to_string();
     Communicator& c = **made;
@@ -208,12 +208,12 @@ TEST_P(ClockJumps, CallsGoOnAndDeadlinesStay) {
       return status.to_string();
     return waited > 0.6 && waited < 10 ? "" : fmt::format("700 ms lasted for {} s", waited);
   });
-  for (const std::string& words : said) EXPECT_EQ(words, "");
+  for (const std::string& words : outputs) EXPECT_EQ(words, "");
 }
 
-TEST_P(ClockJumps, StartUpEndsInTime) {
+TEST_P(ClockJumps, StartUpTimesOutOnTime) {
   NEEDS_FILTERS();
-  const auto said = ranks_on_a_mad_clock(3, [](int rank, int size, const std::string& directory) -> std::string {
+  const auto outputs = ranks_on_a_jumping_clock(3, [](int rank, int size, const std::string& directory) -> std::string {
     if (rank == 1) return {};
     const auto start = Clock::now();
     const Status status = testing::join(directory, rank, size, over_wire(GetParam(), 700)).status();
@@ -221,12 +221,12 @@ TEST_P(ClockJumps, StartUpEndsInTime) {
     if (status.code() != StatusCode::timeout || status.message().find("rank 1") == std::string::npos) return status.to_string();
     return waited > 0.6 && waited < 10 ? "" : fmt::format("700 ms lasted for {} s", waited);
   });
-  for (const std::string& words : said) EXPECT_EQ(words, "");
+  for (const std::string& words : outputs) EXPECT_EQ(words, "");
 }
 
-TEST(Clock, AStoreWaitsAsLongAsItIsAskedTo) {
+TEST(Clock, StoreWaitsForRequestedTime) {
   NEEDS_FILTERS();
-  const auto said = ranks_on_a_mad_clock(1, [](int, int, const std::string&) -> std::string {
+  const auto outputs = ranks_on_a_jumping_clock(1, [](int, int, const std::string&) -> std::string {
     const auto start = Clock::now();
     std::unique_ptr<Store> store;
     for (int port = 24600; port < 24700 && store == nullptr; ++port) {
@@ -241,7 +241,7 @@ TEST(Clock, AStoreWaitsAsLongAsItIsAskedTo) {
     if (none.status().code() != StatusCode::timeout) return none.status().to_string();
     return waited > 0.3 && waited < 10 ? "" : fmt::format("400 ms lasted for {} s", waited);
   });
-  EXPECT_EQ(said.front(), "");
+  EXPECT_EQ(outputs.front(), "");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Disks that take nothing, or nothing more: the flight record is lost, the job is not, and somebody says so once.
+// Full and read-only disks: the job continues without its flight record, and one warning reports that.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -32,7 +32,7 @@ using ::testing::StartsWith;
 
 constexpr const char* kNotPermitted = "may not mount";
 
-/// A disk of `bytes` at `folder`, in a mount namespace of this process.
+/// Mounts a disk of `bytes` at `folder`, in a new mount namespace of this process.
 bool mount_disk(const std::string& folder, std::size_t bytes) {
   ::mkdir(folder.c_str(), 0700);
   if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
@@ -41,7 +41,7 @@ bool mount_disk(const std::string& folder, std::size_t bytes) {
          ::mount("tmpfs", folder.c_str(), "tmpfs", 0, options.c_str()) == 0;
 }
 
-/// Writes until the disk has no room. False where that does not come about.
+/// Writes until the disk is full. False if it does not get full.
 bool fill(const std::string& folder) {
   std::FILE* file = std::fopen((folder + "/filling").c_str(), "w");
   if (file == nullptr) return errno == ENOSPC;
@@ -64,56 +64,59 @@ Status sums(Communicator& c) {
   return {};
 }
 
-/// What two ranks say: "ok" or what went wrong, then, on further lines, their words on standard error. Each has a disk of
-/// `bytes` of its own; `prepare` gets it before the rank joins.
+/// Runs `body` on two ranks, each with its own disk of `bytes`, after `prepare` got the disk. `asked`: SHOAL_FLIGHT_RECORD
+/// names the disk. Returns for each rank the Status, then its standard error on further lines.
 std::vector<std::string> two_ranks(std::size_t bytes, bool asked, const std::function<bool(const std::string&)>& prepare,
                                    const std::function<Status(Communicator&, const std::string& disk)>& body) {
   const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     const std::string disk = fmt::format("{}/disk.{}", directory, rank);
-    const std::string heard = fmt::format("{}/stderr.{}", directory, rank);
+    const std::string stderr_file = fmt::format("{}/stderr.{}", directory, rank);
     if (!mount_disk(disk, bytes) || !prepare(disk)) return kNotPermitted;
-    if (std::freopen(heard.c_str(), "w", stderr) == nullptr) return "no file for stderr";
+    if (std::freopen(stderr_file.c_str(), "w", stderr) == nullptr) return "no file for stderr";
     std::setvbuf(stderr, nullptr, _IONBF, 0);
-    ::setenv(asked ? "SHOAL_LEDGER" : "XDG_RUNTIME_DIR", disk.c_str(), 1);
+    ::setenv(asked ? "SHOAL_FLIGHT_RECORD" : "XDG_RUNTIME_DIR", disk.c_str(), 1);
     Status status;
     {
       auto communicator = testing::join(directory, rank, size, {});
       status = communicator.ok() ? body(**communicator, disk) : communicator.status();
     }
-    std::ifstream file(heard);
+    std::ifstream file(stderr_file);
     return status.to_string() + "\n" + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   });
-  std::vector<std::string> said;
-  for (const auto& outcome : outcomes) said.push_back(outcome.output);
-  return said;
+  std::vector<std::string> outputs;
+  for (const auto& outcome : outcomes) outputs.push_back(outcome.output);
+  return outputs;
 }
 
-bool may_not_mount(const std::vector<std::string>& said) { return said[0] == kNotPermitted || said[1] == kNotPermitted; }
+bool may_not_mount(const std::vector<std::string>& outputs) {
+  return outputs[0] == kNotPermitted || outputs[1] == kNotPermitted;
+}
 
-TEST(Disk, ALedgerThatCannotBeWrittenIsWarnedOfOncePerNode) {
+TEST(Disk, UnwritableFlightRecordWarnsOncePerNode) {
   for (const bool read_only : {false, true}) {
     SCOPED_TRACE(read_only ? "read-only" : "full");
-    const auto said = two_ranks(
+    const auto outputs = two_ranks(
         1 << 20, false,
         [&](const std::string& disk) {
           return read_only ? ::mount(nullptr, disk.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0 : fill(disk);
         },
         [](Communicator& c, const std::string&) { return sums(c); });
-    if (may_not_mount(said)) GTEST_SKIP() << "this process may not mount a small disk";
-    EXPECT_THAT(said[0], AllOf(StartsWith("ok\nshoal: rank 0: "),
-                               Mentions("SHOAL_LEDGER", read_only ? "Read-only file system" : "No space left on device")));
-    EXPECT_EQ(std::count(said[0].begin(), said[0].end(), '\n'), 2) << said[0];
-    EXPECT_EQ(said[1], "ok\n");
+    if (may_not_mount(outputs)) GTEST_SKIP() << "this process may not mount a small disk";
+    EXPECT_THAT(outputs[0],
+                AllOf(StartsWith("ok\nshoal: rank 0: "),
+                      Mentions("SHOAL_FLIGHT_RECORD", read_only ? "Read-only file system" : "No space left on device")));
+    EXPECT_EQ(std::count(outputs[0].begin(), outputs[0].end(), '\n'), 2) << outputs[0];
+    EXPECT_EQ(outputs[1], "ok\n");
   }
 }
 
-// There is room for the flight record of the job's communicator, but none for those of the groups. Memory of a file on a full
-// disk must not even be looked at: that ends a process by SIGBUS.
-TEST(Disk, ADiskThatFillsUpLaterHarmsNoCall) {
+// The disk has room for the flight record of the job's communicator, but not for those of the groups. A process that touches
+// mapped memory of a file without disk space is killed by SIGBUS.
+TEST(Disk, DiskFullLaterDoesNotFailCalls) {
   constexpr std::size_t kRoom = (1 << 16) + kFlightRecordHeaderBytes + sizeof(FlightRecordPage);
   for (const bool asked : {false, true}) {
     SCOPED_TRACE(asked ? "asked for" : "by default");
-    const auto said = two_ranks(
+    const auto outputs = two_ranks(
         kRoom, asked, [](const std::string&) { return true; },
         [](Communicator& c, const std::string& disk) -> Status {
           if (!fill(disk)) return {StatusCode::internal, "the disk does not fill up"};
@@ -124,11 +127,11 @@ TEST(Disk, ADiskThatFillsUpLaterHarmsNoCall) {
           }
           return sums(c);
         });
-    if (may_not_mount(said)) GTEST_SKIP() << "this process may not mount a small disk";
+    if (may_not_mount(outputs)) GTEST_SKIP() << "this process may not mount a small disk";
     for (const int rank : {0, 1}) {
-      const std::string& words = said[static_cast<std::size_t>(rank)];
+      const std::string& words = outputs[static_cast<std::size_t>(rank)];
       EXPECT_THAT(words, AllOf(StartsWith(fmt::format("ok\nshoal: rank {}: ", rank)),
-                               Mentions("SHOAL_LEDGER", "No space left on device")));
+                               Mentions("SHOAL_FLIGHT_RECORD", "No space left on device")));
       EXPECT_EQ(std::count(words.begin(), words.end(), '\n'), 2) << words;
     }
   }

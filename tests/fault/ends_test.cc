@@ -1,4 +1,4 @@
-// What the tests themselves say of how ranks have ended: none that ends badly is taken for one that is well.
+// Proves that the tests' helpers detect every way in which a rank may end wrongly.
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::Not;
 
 constexpr int kOdd = 1;
 
-/// The words of all expectations that fail in `what`; none of them fails the test.
+/// The messages of all expectations that fail in `what`. They do not fail this test.
 std::vector<std::string> failures_in(const std::function<void()>& what) {
   ::testing::TestPartResultArray found;
   {
@@ -41,43 +41,43 @@ std::vector<std::string> failures_in(const std::function<void()>& what) {
 
 struct End {
   std::string name;
-  std::function<std::string()> body;  ///< of the odd rank; the others are well
-  std::string words;                  ///< of the failure; empty: it is well
+  std::function<std::string()> body;  ///< of rank kOdd; the other ranks succeed
+  std::string words;                  ///< expected in the failure; empty: no failure
   bool to_be_killed = false;
   double seconds = 60;
 
   friend void PrintTo(const End& end, std::ostream* out) { *out << end.name; }
 };
 
-std::string well() { return {}; }
+std::string succeeds() { return {}; }
 std::string hangs() { return ::pause(), std::string(); }
 std::string dies() { return ::raise(SIGKILL), std::string(); }
-std::string is_stopped_otherwise() { return ::raise(SIGTERM), std::string(); }
-std::string finds_something() { ::_exit(66); }  // as a sanitizer does
-std::string leaves() { ::_exit(0); }
-std::string leaves_in_order() { std::exit(0); }  // NOLINT(concurrency-mt-unsafe)
+std::string dies_by_sigterm() { return ::raise(SIGTERM), std::string(); }
+std::string exits_as_sanitizer() { ::_exit(66); }
+std::string exits_at_once() { ::_exit(0); }
+std::string exits_in_order() { std::exit(0); }  // NOLINT(concurrency-mt-unsafe)
 std::string complains() { return "the sum is wrong"; }
 
 const std::vector<End> kEnds = {
-    {"well", well, ""},
+    {"success", succeeds, ""},
     {"dead", dies, "signal 9"},
-    {"dead_by_another_signal", is_stopped_otherwise, "signal 15"},
-    {"status", finds_something, "status 66"},
-    {"no_report", leaves, "body"},
-    {"no_report_in_order", leaves_in_order, "body"},
+    {"dead_by_another_signal", dies_by_sigterm, "signal 15"},
+    {"status", exits_as_sanitizer, "status 66"},
+    {"no_report", exits_at_once, "body"},
+    {"no_report_in_order", exits_in_order, "body"},
     {"complaint", complains, "the sum is wrong"},
     {"hung", hangs, "hung", false, 0.5},
     {"killed", dies, "", true},
-    {"killed_by_another_signal", is_stopped_otherwise, "signal 15", true},
-    {"status_instead_of_killed", finds_something, "status 66", true},
-    {"well_instead_of_killed", well, "killed", true},
+    {"killed_by_another_signal", dies_by_sigterm, "signal 15", true},
+    {"status_instead_of_killed", exits_as_sanitizer, "status 66", true},
+    {"success_instead_of_killed", succeeds, "killed", true},
     {"hung_instead_of_killed", hangs, "hung", true, 0.5},
 };
 
 class Ends : public ::testing::TestWithParam<End> {};
 INSTANTIATE_TEST_SUITE_P(, Ends, ::testing::ValuesIn(kEnds), [](const auto& info) { return info.param.name; });
 
-TEST_P(Ends, OfRanksAreToldApart) {
+TEST_P(Ends, RunRanksDetectsEachWayToEnd) {
   const End& end = GetParam();
   const auto failures = failures_in([&] {
     const auto outcomes = testing::run_ranks(
@@ -89,18 +89,18 @@ TEST_P(Ends, OfRanksAreToldApart) {
   } else {
     ASSERT_FALSE(failures.empty());
     EXPECT_THAT(failures.back(), testing::Mentions("a note", "rank 1 of 3", end.words));
-    EXPECT_THAT(failures, Each(HasSubstr("rank 1 of 3"))) << "the others are well";
+    EXPECT_THAT(failures, Each(HasSubstr("rank 1 of 3"))) << "only the rank that ended wrongly is reported";
   }
 }
 
-TEST_P(Ends, OfVictimsAreToldApart) {
+TEST_P(Ends, VictimsDetectEachWayToEnd) {
   const End& end = GetParam();
   testing::Victims job(2, "shm", std::chrono::seconds(60), [&](Communicator& c, testing::Board&) {
-    const std::string said = c.rank() == kOdd ? end.body() : "";
-    return said.empty() ? Status() : Status(StatusCode::aborted, said);
+    const std::string error = c.rank() == kOdd ? end.body() : "";
+    return error.empty() ? Status() : Status(StatusCode::aborted, error);
   });
   const testing::Board& board = job.board();
-  // Its time begins when the others are done.
+  // Its time limit begins when the other rank is done.
   for (int look = 0; look < 30'000 && (board.joined < 2 || !board.ranks[0].ended); ++look) ::usleep(1000);
   const std::string wrong = end.to_be_killed ? job.wait(end.seconds, {kOdd}) : job.wait(end.seconds);
   EXPECT_EQ(to_string(board.ranks[0].code), "ok");

@@ -1,5 +1,6 @@
 // The engine on the loopback transport: seeded delays, reordering across links, refused sends, late copies, deaths. Every seed
-// ends with the right result on every rank or, where a rank was killed, with an error on all that were not done; none hangs.
+// ends with the right result on every rank or, if a rank was killed, with an error on all ranks that were not done. No seed
+// hangs.
 //
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
 #include <gtest/gtest.h>
@@ -31,12 +32,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Everything that a seed decides, before any thread starts.
+// Everything that a seed decides.
 struct Scenario {
   std::uint64_t seed = 0;
   Topology topology;
   LoopbackOptions wire;
-  std::size_t tile_bytes = 0;  // of what does not go over the network, whose tiles may be larger
+  std::size_t tile_bytes = 0;  // inside a node; between nodes tiles may be larger
   struct Call {
     testing::ModelCall model;
     const Algorithm* algorithm = nullptr;
@@ -119,8 +120,8 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   return std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value();
 }
 
-// What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not
-// right.
+// Makes the calls of one rank. Returns the first error, empty if there is none. Sets `*wrong` if a call returned ok with a
+// wrong result.
 std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int rank, bool* wrong) {
   const auto executor = make_executor(scenario, data, control, rank);
   std::vector<std::unique_ptr<testing::ModelBuffers>> buffers;
@@ -191,14 +192,14 @@ void run_scenario(const Scenario& scenario) {
   }
 }
 
-TEST(Engine, EverySeedEndsRightOrWithAnError) {
+TEST(Engine, EverySeedCompletesOrReportsError) {
 #ifdef SHOAL_SANITIZED
   constexpr std::uint64_t kSeeds = 300;
 #else
   constexpr std::uint64_t kSeeds = 1'000;
 #endif
   const testing::Seeds seeds = testing::wanted_seeds({0, kSeeds});
-  // Most of a seed's time all its ranks sleep: several processes side by side take turns at the seeds.
+  // All ranks of a seed sleep most of the time, so several processes divide the seeds.
   const std::uint64_t parts = seeds.count < 100 ? 1 : 4;
   const auto run_part = [&](std::uint64_t part) {
     for (std::uint64_t seed = seeds.first + part; seed < seeds.end() && !HasFailure(); seed += parts)
@@ -215,12 +216,12 @@ TEST(Engine, EverySeedEndsRightOrWithAnError) {
   testing::expect_all_well(outcomes);
 }
 
-// Those of the long form that did not, once.
-TEST(Engine, SeedsThatHaveFailedEndRight) {
+// Seeds of the long form that failed once.
+TEST(Engine, FormerlyFailingSeedsPass) {
   run_scenario(make_scenario(15'564));  // one_shot in place, with larger tiles over the network than a neighbour's link holds
 }
 
-TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {
+TEST(Engine, RecordsCallStagesWhileTracing) {
   constexpr std::size_t kBytes = 80'000;
   constexpr std::size_t kRanks = 4;
   Scenario scenario;
@@ -235,12 +236,12 @@ TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {
   scenario.calls.push_back(call);
 
   run_scenario(scenario);
-  EXPECT_TRUE(trace_end().empty()) << "nobody has asked";
+  EXPECT_TRUE(trace_end().empty()) << "before trace_begin()";
   trace_begin();
   run_scenario(scenario);
   const std::vector<StageEvent> events = trace_end();
   run_scenario(scenario);
-  EXPECT_TRUE(trace_end().empty()) << "nobody asks any more";
+  EXPECT_TRUE(trace_end().empty()) << "after trace_end()";
 
   std::array<std::size_t, 3> bytes{};
   for (const StageEvent& event : events) {
@@ -250,10 +251,10 @@ TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {
     EXPECT_EQ(event.message_bytes, kBytes);
     EXPECT_GT(event.thread, 0);
   }
-  // Every rank folds its half of the message in its node, and takes the other half.
+  // Every rank folds its half of the message in its node, and gathers the other half.
   EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::node_reduce)], kRanks * kBytes / 2);
   EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::node_gather)], kRanks * kBytes / 2);
-  // Half of its half is sent to the other node and folded there, and comes back: sent and received, 4 times a quarter.
+  // A quarter of the message is sent to the other node and folded there, and comes back: sent and received, 4 times a quarter.
   EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::wire)], kRanks * kBytes);
 }
 

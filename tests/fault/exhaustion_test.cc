@@ -1,10 +1,9 @@
-// Jobs over TCP on a system that is short of everything: interrupted calls, no memory for packets, send buffers of a few
-// kilobytes (so every write is short, and so are the reads at the other end, and every other one finds no room), now and then
-// no descriptor for a connection, or none at all, no thread, and a wall clock that jumps by hours.
-// Every seed ends with right results or, where a job cannot start, with an error that says what is missing.
+// Jobs over TCP on a system without resources: interrupted calls, no memory for packets, send buffers of a few kilobytes (short
+// writes and reads), no descriptors, no threads, and a wall clock that jumps by hours. Every seed ends with right results or,
+// if the job cannot start, with an error that names what is missing.
 //
-// The test puts itself in front of the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or
-// first:n, others than the usual ones.
+// The test interposes the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, other seeds than
+// the default.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,9 +35,9 @@
 namespace {
 
 std::atomic<bool> faults{false};
-std::atomic<bool> memory_faults{false};    // not while connections are made: there a failed one is given up
+std::atomic<bool> memory_faults{false};    // not during start-up, where a failed connection is an error
 std::atomic<std::uint32_t> state{1};       // of the generator below
-std::atomic<int> no_descriptor_after{-1};  // sockets; negative: never
+std::atomic<int> no_descriptor_after{-1};  // this many sockets; negative: never
 std::atomic<bool> no_threads{false};
 std::atomic<std::uint64_t> injected{0};
 
@@ -145,7 +144,7 @@ void begin_faults(std::uint64_t seed, int rank) {
   faults.store(true);
 }
 
-TEST(Exhaustion, EverySeedGivesRightResults) {
+TEST(Exhaustion, InjectedFaultsLeaveResultsCorrect) {
   const testing::Seeds seeds = testing::wanted_seeds({0, kSeeds});
   for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 3);
@@ -159,10 +158,10 @@ TEST(Exhaustion, EverySeedGivesRightResults) {
       auto communicator = testing::join(directory, rank, size, options);
       if (!communicator.ok()) return "create: " + communicator.status().to_string();
       memory_faults.store(true);
-      // Long enough for every rank to meet a fault.
+      // Enough calls for every rank to get a fault.
       std::string wrong;
       for (std::uint64_t part = 0; part < 4 && wrong.empty(); ++part) wrong = run_calls(**communicator, seed + 1000 * part);
-      // The interposed functions are those that the library calls.
+      // Proves that the library calls the interposed functions.
       return wrong.empty() && injected.load() == 0 ? "no faults" : wrong;
     });
     testing::expect_all_well(outcomes, fmt::format("seed {}", seed));
@@ -170,7 +169,7 @@ TEST(Exhaustion, EverySeedGivesRightResults) {
   std::cout << seeds.count << " seeds from " << seeds.first << "\n";
 }
 
-TEST(Exhaustion, WithoutDescriptorsAJobDoesNotStartAndSaysWhy) {
+TEST(Exhaustion, StartUpWithoutDescriptorsReportsReason) {
   for (const int after : {0, 2}) {
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_PROBE", "0", 1);
@@ -186,8 +185,8 @@ TEST(Exhaustion, WithoutDescriptorsAJobDoesNotStartAndSaysWhy) {
   }
 }
 
-// Whatever is made last: sockets, eventfds, epoll, timers, shared memory, the descriptors that ranks hand each other.
-TEST(Exhaustion, WithAnyNumberOfDescriptorsAJobStartsOrSaysWhy) {
+// The descriptor that cannot be made is each of sockets, eventfds, epoll, timers, shared memory, descriptors sent by peers.
+TEST(Exhaustion, FewDescriptorsAllowStartOrReportReason) {
   for (const char* transports : {"shm", "tcp"}) {
     bool started = false;
     int few = 0;
@@ -222,8 +221,8 @@ TEST(Exhaustion, WithAnyNumberOfDescriptorsAJobStartsOrSaysWhy) {
   }
 }
 
-// Nobody waits for it, so only the communication thread would drive it.
-TEST(Exhaustion, WithoutAThreadACallThatNobodyWaitsForEndsWithAnError) {
+// No thread waits for the call, so only the progress thread could drive it.
+TEST(Exhaustion, UnwaitedCallFailsWhenNoThreadCanStart) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
@@ -232,7 +231,7 @@ TEST(Exhaustion, WithoutAThreadACallThatNobodyWaitsForEndsWithAnError) {
     auto work = (*c)->all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
     if (!work.ok()) return work.status().to_string();
     for (int k = 0; k < 5000 && !work->is_completed(); ++k) ::usleep(1000);
-    return work->is_completed() ? work->status().to_string() : "it hangs";
+    return work->is_completed() ? work->status().to_string() : "the call hangs";
   });
   for (const auto& outcome : outcomes)
     EXPECT_THAT(outcome.output, testing::Mentions("system_error", "thread", "Resource temporarily unavailable"));

@@ -1,4 +1,4 @@
-// What goes wrong on purpose: ranks that disagree, die, come late or never. Nothing may hang; every message names the culprit.
+// Faults on purpose: ranks that disagree, die, are late or never call. No call may hang; every message names the culprit.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -38,14 +38,14 @@ using ::testing::Truly;
 using testing::whereabouts_in;
 using Clock = std::chrono::steady_clock;
 
-// Sanitizers slow everything down; limits in seconds grow with them.
-// Each rank runs `body` and reports "code|seconds|message" of the Status that it ends with.
+// The Status with which a rank ends, and the seconds that it took.
 struct Report {
   std::string code;
   double seconds = 0;
   std::string message;
 };
 
+// Runs `body` on each rank. `without`: a rank that reports nothing.
 std::vector<Report> reports(int size, const CommunicatorOptions& options,
                             const std::function<Status(Communicator&, Clock::time_point* start)>& body, int without = -1) {
   const auto outcomes = testing::run_ranks(size, [&](int rank, int ranks, const std::string& directory) -> std::string {
@@ -71,7 +71,7 @@ std::vector<Report> reports(int size, const CommunicatorOptions& options,
   return result;
 }
 
-// Set by over(): calls take their buffers from mem_alloc.
+// Set by over(): buffers come from mem_alloc.
 bool shared_buffers = false;
 
 /// `transports`: "shared" means shm with buffers in shared memory.
@@ -103,27 +103,27 @@ void expect_within(double seconds, const std::function<double()>& attempt) {
 
 double slowest(const std::vector<Report>& reports) { return std::ranges::max(reports, {}, &Report::seconds).seconds; }
 
-// The odd rank of three differs in one way; everybody must be told, with both sides, soon.
+// Rank 1 of three makes another call; all ranks must get an error soon that names both calls.
 void expect_mismatch(const char* transports, const std::function<Status(Communicator&)>& usual,
-                     const std::function<Status(Communicator&)>& odd, const ::testing::Matcher<const std::string&>& says) {
+                     const std::function<Status(Communicator&)>& odd, const ::testing::Matcher<const std::string&>& facts) {
   expect_within(1.0 * kSlack, [&] {  // the deadline is 20 s
     const auto all = reports(3, over(transports), [&](Communicator& c, Clock::time_point* start) {
       Status status = reduce(c, 10);
       if (!status.ok()) return status;
       *start = Clock::now();
       status = c.rank() == 1 ? odd(c) : usual(c);
-      // A rank whose own call needed nothing of the others hears of it in its next one.
+      // A rank whose call needs no data of the other ranks gets the error in its next call.
       return status.ok() ? c.barrier() : status;
     });
     for (const Report& report : all) {
       EXPECT_EQ(report.code, "mismatch") << report.message;
-      EXPECT_THAT(report.message, AllOf(Mentions("rank 1"), says, ContainsRegex("call [0-9]")));
+      EXPECT_THAT(report.message, AllOf(Mentions("rank 1"), facts, ContainsRegex("call [0-9]")));
     }
     return slowest(all);
   });
 }
 
-TEST_P(Fault, DifferentCount) {
+TEST_P(Fault, DifferentCountIsMismatch) {
   for (const std::size_t count : {0UL, 1UL, 5000UL, 1000000UL}) {
     expect_mismatch(
         GetParam(), [=](Communicator& c) { return reduce(c, count); }, [=](Communicator& c) { return reduce(c, count + 1); },
@@ -134,20 +134,20 @@ TEST_P(Fault, DifferentCount) {
       Mentions("x 10 sum", "x 1000000 sum"));
 }
 
-TEST_P(Fault, DifferentType) {
+TEST_P(Fault, DifferentTypeIsMismatch) {
   expect_mismatch(
       GetParam(), [](Communicator& c) { return reduce(c, 100); },
       [](Communicator& c) { return reduce(c, 100, DataType::int32); }, Mentions("float32 x 100", "int32 x 100"));
 }
 
-TEST_P(Fault, DifferentOperation) {
+TEST_P(Fault, DifferentOperationIsMismatch) {
   expect_mismatch(
       GetParam(), [](Communicator& c) { return reduce(c, 100000); },
       [](Communicator& c) { return reduce(c, 100000, DataType::float32, ReduceOp::max); },
       Mentions("100000 sum", "100000 max"));
 }
 
-TEST_P(Fault, DifferentCollective) {
+TEST_P(Fault, DifferentCollectiveIsMismatch) {
   expect_mismatch(
       GetParam(), [](Communicator& c) { return reduce(c, 1000); },
       [](Communicator& c) {
@@ -157,20 +157,20 @@ TEST_P(Fault, DifferentCollective) {
       Mentions("all_reduce", "broadcast"));
 }
 
-TEST_P(Fault, DifferentRoot) {
+TEST_P(Fault, DifferentRootIsMismatch) {
   const auto broadcast = [](int root) {
     return [root](Communicator& c) {
       std::vector<float> data(1000);
       return c.broadcast(data.data(), data.size(), DataType::float32, root);
     };
   };
-  // With other partners in the tree a rank may finish its call and be met in its next one; the odd call is always named.
+  // In another tree a rank may finish its call and get the error in its next one; rank 1's call is always named.
   const CallSignature odd{CollectiveKind::broadcast, DataType::float32, ReduceOp::sum, 0, 2, 1000, 0};
   expect_mismatch(GetParam(), broadcast(0), broadcast(2), Mentions("call 1", to_string(odd)));
 }
 
-TEST_P(Fault, DifferentCounts) {
-  // What rank 1 and rank 2 say of what goes between them; the others are given 4 elements by everybody.
+TEST_P(Fault, DifferentVectorCountsAreMismatch) {
+  // What rank 1 sends to and receives from rank 2 in its own view; all other counts are 4.
   const auto all_to_all_v = [](std::size_t one_sends, std::size_t one_receives) {
     return [=](Communicator& c) {
       std::vector<std::size_t> sends(3, 4);
@@ -186,7 +186,7 @@ TEST_P(Fault, DifferentCounts) {
   };
   struct Case {
     std::size_t sends, receives;
-    // of which the ranks are told
+    // as the ranks must report it
     int sender;
     std::size_t sent;
     std::size_t expected;
@@ -211,7 +211,7 @@ TEST_P(Fault, DifferentCounts) {
                   Mentions("all_gather_v float32 x 15", "all_gather_v float32 x 18"));
 }
 
-TEST_P(Fault, DifferentOrder) {
+TEST_P(Fault, DifferentOrderIsMismatch) {
   const auto two_calls = [](bool small_first) {
     return [small_first](Communicator& c) {
       const Status first = reduce(c, small_first ? 8 : 200000);
@@ -248,10 +248,10 @@ TEST_P(Fault, KilledRankIsNamedWithinASecond) {
   }
 }
 
-TEST_P(Fault, RankThatNeverCallsIsNamedAtTheDeadline) {
+TEST_P(Fault, RankThatNeverCallsIsNamedAtDeadline) {
   const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
     if (c.rank() == 1) {
-      // Busy elsewhere until the others have given up; then it is told in its next call.
+      // Makes no call until the other ranks timed out; then it gets that error in its next call.
       ::sleep(3);
       *start = Clock::now();
       return c.barrier();
@@ -274,7 +274,7 @@ TEST_P(Fault, RankThatNeverCallsIsNamedAtTheDeadline) {
   EXPECT_LT(all[1].seconds, 1.0 * kSlack);
 }
 
-TEST_P(Fault, LateRankIsWaitedFor) {
+TEST_P(Fault, CallWaitsForLateRank) {
   const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point*) -> Status {
     if (c.rank() == 1) ::sleep(1);
     return reduce(c, 100000);
@@ -289,20 +289,20 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-TEST_P(Fault, ALongWaitIsWarnedOfBeforeTheDeadline) {
+TEST_P(Fault, LongWaitWarnsBeforeDeadline) {
   ::setenv("SHOAL_WARN_AFTER", "0.2", 1);
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto communicator = testing::join(directory, rank, size, over(GetParam()));
     if (!communicator.ok()) return communicator.status().to_string();
-    // From here on: a start on a busy machine may take longer than 0.2 s, and say so.
-    const std::string heard = directory + "/stderr." + std::to_string(rank);
-    if (std::freopen(heard.c_str(), "w", stderr) == nullptr) return "no file for stderr";
+    // From here on only: start-up on a busy machine may take longer than 0.2 s and warn.
+    const std::string path = directory + "/stderr." + std::to_string(rank);
+    if (std::freopen(path.c_str(), "w", stderr) == nullptr) return "no file for stderr";
     if (const Status status = reduce(**communicator, 1000); !status.ok()) return status.to_string();
     if (rank == 1) ::sleep(3);
     if (const Status status = reduce(**communicator, 5000); !status.ok()) return status.to_string();
     std::fflush(stderr);
-    std::ifstream file(heard);
-    return "heard: " + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    std::ifstream file(path);
+    return "stderr: " + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   });
   ::unsetenv("SHOAL_WARN_AFTER");
   for (const int rank : {0, 2}) {
@@ -315,21 +315,21 @@ TEST_P(Fault, ALongWaitIsWarnedOfBeforeTheDeadline) {
     EXPECT_THAT(lines_of(outcomes[static_cast<std::size_t>(rank)].output), Contains(Truly(warns)))
         << outcomes[static_cast<std::size_t>(rank)].output;
   }
-  EXPECT_EQ(outcomes[1].output, "heard: ");
+  EXPECT_EQ(outcomes[1].output, "stderr: ");
 }
 
-/// What a rank says on standard error while `body` runs, after the Status of that.
-std::string heard_during(const std::string& directory, int rank, const std::function<Status()>& body) {
-  const std::string heard = fmt::format("{}/stderr.{}", directory, rank);
-  if (std::freopen(heard.c_str(), "w", stderr) == nullptr) return "no file for stderr";
+/// The Status of `body`, then what the rank writes to standard error meanwhile.
+std::string status_and_stderr(const std::string& directory, int rank, const std::function<Status()>& body) {
+  const std::string path = fmt::format("{}/stderr.{}", directory, rank);
+  if (std::freopen(path.c_str(), "w", stderr) == nullptr) return "no file for stderr";
   const Status status = body();
   std::fflush(stderr);
-  std::ifstream file(heard);
+  std::ifstream file(path);
   return status.to_string() + "\n" + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// Of a deadline shorter than SHOAL_WARN_AFTER, which is 20 s; of a message, too.
-TEST_P(Fault, HalfOfAShortDeadlineIsWarnedOf) {
+// The deadline is shorter than SHOAL_WARN_AFTER (20 s). Calls and messages.
+TEST_P(Fault, ShortDeadlineWarnsAtHalf) {
   for (const bool message : {false, true}) {
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       auto made = testing::join(directory, rank, size, over(GetParam()));
@@ -340,29 +340,29 @@ TEST_P(Fault, HalfOfAShortDeadlineIsWarnedOf) {
       std::vector<float> data(5000);
       CallOptions options;
       options.timeout = std::chrono::milliseconds(1200);
-      return heard_during(directory, rank, [&] {
-        if (rank == 1) return c.barrier();  // told why
+      return status_and_stderr(directory, rank, [&] {
+        if (rank == 1) return c.barrier();  // returns the error
         return message ? c.recv(data.data(), 5000, DataType::float32, 1, 7, options)
                        : c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum, options);
       });
     });
     const auto call = message ? Mentions("recv", "float32 x 5000", "rank 1", "tag 7", "communicator 0", "2 ranks")
                               : Mentions("call 1", "all_reduce float32 x 5000 sum", "communicator 0", "2 ranks");
-    const auto tells = [&](const std::string& line) {
+    const auto names_wait = [&](const std::string& line) {
       return Matches(AllOf(call, Mentions("rank 0"), ContainsRegex("[0-9.]+ s")))(line) &&
              (message || late_ranks_in(line) == std::set{1}) &&
              testing::mentions(whereabouts_in(line, 1), "call 0", "all_reduce float32 x 1000 sum");
     };
-    const auto said = lines_of(outcomes[0].output);
-    EXPECT_THAT(said, Contains(AllOf(StartsWith("timeout: "), Truly(tells))));
-    EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(tells)))) << "before the deadline";
-    // The other hears of it in its next call, or that this is another one.
+    const auto lines = lines_of(outcomes[0].output);
+    EXPECT_THAT(lines, Contains(AllOf(StartsWith("timeout: "), Truly(names_wait))));
+    EXPECT_THAT(lines, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(names_wait)))) << "before the deadline";
+    // Rank 1 gets the error in its next call, or a mismatch because that is another call.
     EXPECT_THAT(outcomes[1].output, message ? call : Mentions("all_reduce float32 x 5000 sum"));
   }
 }
 
-// The oldest may wait for long, the next one not.
-TEST_P(Fault, AYoungerCallThatEndsSoonerIsWarnedOf) {
+// The older call has a long deadline, the younger one a short one.
+TEST_P(Fault, YoungerCallWithEarlierDeadlineWarns) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     auto made = testing::join(directory, rank, size, over(GetParam()));
     if (!made.ok()) return made.status().to_string();
@@ -370,8 +370,8 @@ TEST_P(Fault, AYoungerCallThatEndsSoonerIsWarnedOf) {
     if (const Status status = reduce(c, 1000); !status.ok()) return status.to_string();
     if (rank == 1) ::sleep(2);
     std::vector<float> data(300'000);
-    return heard_during(directory, rank, [&]() -> Status {
-      if (rank == 1) return c.barrier();  // told why
+    return status_and_stderr(directory, rank, [&]() -> Status {
+      if (rank == 1) return c.barrier();  // returns the error
       CallOptions late;
       late.timeout = std::chrono::seconds(100);
       CallOptions soon;
@@ -380,20 +380,20 @@ TEST_P(Fault, AYoungerCallThatEndsSoonerIsWarnedOf) {
       return first.ok() ? c.barrier(soon) : first.status();
     });
   });
-  const auto said = lines_of(outcomes[0].output);
-  EXPECT_THAT(said,
+  const auto lines = lines_of(outcomes[0].output);
+  EXPECT_THAT(lines,
               Contains(AllOf(StartsWith("timeout: "), Mentions("call 2", "barrier", "communicator 0", "2 ranks", "rank 0"),
                              ContainsRegex("[0-9.]+ s"), ::testing::ResultOf(late_ranks_in, std::set{1}))));
-  EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Mentions("call 2", "barrier"), ContainsRegex("[0-9.]+ s"))));
+  EXPECT_THAT(lines, Contains(AllOf(StartsWith("shoal: rank 0"), Mentions("call 2", "barrier"), ContainsRegex("[0-9.]+ s"))));
 }
 
-// Two ranks make blocking calls in two groups of both, in opposite order. Where flight records are off, or of another host, a
-// rank knows of the other's group by what that one says while it waits.
-TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
+// Two ranks make blocking calls in two groups, in opposite order. Without flight records, as between hosts, a rank knows the
+// peer's group only from what the peer sends while it waits.
+TEST_P(Fault, CrossedGroupCallsNameBothGroups) {
   for (const char* flight_records : {"", "off"}) {
     const auto start = Clock::now();
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
-      ::setenv("SHOAL_LEDGER", flight_records, 1);
+      ::setenv("SHOAL_FLIGHT_RECORD", flight_records, 1);
       auto made = testing::join(directory, rank, size, over(GetParam()));
       if (!made.ok()) return made.status().to_string();
       auto first = (*made)->split(0, 0);
@@ -406,29 +406,29 @@ TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
         return in_first ? (*first)->all_reduce(data.data(), data.data(), 100000, DataType::float32, ReduceOp::sum, options)
                         : (*second)->all_reduce(data.data(), data.data(), 99999, DataType::float32, ReduceOp::max, options);
       };
-      return heard_during(directory, rank, [&]() -> Status {
+      return status_and_stderr(directory, rank, [&]() -> Status {
         const Status status = call(rank == 0);
         return status.ok() ? call(rank == 1) : status;
       });
     });
-    const auto said = lines_of(outcomes[0].output);
+    const auto lines = lines_of(outcomes[0].output);
     const auto names_both = [](const std::string& line) {
       return testing::mentions(line, "call 0", "all_reduce float32 x 100000 sum", "2 ranks", "0, 1") &&
              testing::mentions(whereabouts_in(line, 1), "call 0", "all_reduce float32 x 99999 max") &&
              Matches(ContainsRegex("communicator [0-9a-f]+"))(whereabouts_in(line, 1));
     };
-    EXPECT_THAT(said,
+    EXPECT_THAT(lines,
                 Contains(AllOf(StartsWith("timeout: "), Truly(names_both), ::testing::ResultOf(late_ranks_in, std::set{1}))))
         << flight_records;
-    EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(names_both))))
+    EXPECT_THAT(lines, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(names_both))))
         << "before the deadline: " << flight_records;
-    // Whose own deadline is far: it hears that the other has gone.
+    // Its own deadline is later: it gets the error that the peer closed the group.
     EXPECT_THAT(outcomes[1].output, Mentions("peer_failed", "rank 0", "all_reduce float32 x 99999 max")) << flight_records;
     EXPECT_LT(seconds_since(start), 5 * kSlack) << flight_records;
   }
 }
 
-TEST_P(Fault, AbortReachesEverybodyWithItsReason) {
+TEST_P(Fault, AbortReachesAllRanksWithItsReason) {
   const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
     *start = Clock::now();
     if (c.rank() == 0) {
@@ -445,14 +445,14 @@ TEST_P(Fault, AbortReachesEverybodyWithItsReason) {
   }
 }
 
-TEST_P(Fault, DestroyedCommunicatorIsNamedByThoseWhoStillNeedIt) {
+TEST_P(Fault, CallNamesRankThatDestroyedCommunicator) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto communicator = testing::join(directory, rank, size, over(GetParam()));
     if (!communicator.ok()) return communicator.status().to_string();
     if (const Status status = reduce(**communicator, 1000); !status.ok()) return status.to_string();
     if (rank == 2) {
       communicator->reset();
-      ::sleep(2);  // the process lives on
+      ::sleep(2);  // the process stays alive
       return {};
     }
     const auto start = Clock::now();
@@ -463,12 +463,12 @@ TEST_P(Fault, DestroyedCommunicatorIsNamedByThoseWhoStillNeedIt) {
   testing::expect_all_well(outcomes);
 }
 
-TEST_P(Fault, DestructionWithCallsInFlightFailsThem) {
+TEST_P(Fault, DestructorFailsCallsOfPeers) {
   const auto all = reports(2, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
     std::vector<float> data(1 << 20);
     *start = Clock::now();
     if (c.rank() == 1) return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
-    // Rank 0 never makes the call: it leaves.
+    // Rank 0 never makes the call; it destroys the communicator.
     return Status(StatusCode::aborted, "left");
   });
   EXPECT_NE(all[1].code, "ok");
@@ -476,7 +476,7 @@ TEST_P(Fault, DestructionWithCallsInFlightFailsThem) {
   EXPECT_LT(all[1].seconds, 5.0 * kSlack);
 }
 
-TEST(Start, RankThatNeverComesIsNamed) {
+TEST(Start, MissingRankIsNamed) {
   const auto start = Clock::now();
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     if (rank == 1) return "absent";
@@ -489,7 +489,7 @@ TEST(Start, RankThatNeverComesIsNamed) {
   EXPECT_LT(seconds_since(start), 10.0 * kSlack);
 }
 
-TEST(Start, UnknownAlgorithmAndTransportFailOnEveryRank) {
+TEST(Start, UnknownAlgorithmOrTransportFailsOnAllRanks) {
   for (const bool algorithm : {true, false}) {
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       CommunicatorOptions options;
@@ -497,7 +497,8 @@ TEST(Start, UnknownAlgorithmAndTransportFailOnEveryRank) {
       return testing::join(directory, rank, size, options).status().to_string();
     });
     for (const auto& outcome : outcomes)
-      EXPECT_THAT(outcome.output, Mentions("carrier_pigeon", algorithm ? "recursive_doubling" : "ucx")) << "what is known";
+      EXPECT_THAT(outcome.output, Mentions("carrier_pigeon", algorithm ? "recursive_doubling" : "ucx"))
+          << "the message lists the known names";
   }
 }
 
@@ -511,16 +512,16 @@ TEST(Start, TwoJobsOnOnePortRefuseEachOther) {
   }
   --port;
   ASSERT_NE(first, nullptr);
-  const auto stranger = make_tcp_store("127.0.0.1", port, false, "job-b", deadline);
-  EXPECT_THAT(stranger.status().to_string(), Mentions("job-a", "job-b", std::to_string(port)));
+  const auto client_of_other_job = make_tcp_store("127.0.0.1", port, false, "job-b", deadline);
+  EXPECT_THAT(client_of_other_job.status().to_string(), Mentions("job-a", "job-b", std::to_string(port)));
   const auto second_server = make_tcp_store("127.0.0.1", port, true, "job-b", deadline);
   EXPECT_THAT(second_server.status().to_string(), Mentions(std::to_string(port), "Address already in use"));
-  // The job that was there first is none the worse.
+  // The first job is not affected.
   EXPECT_TRUE(first->set("key", "value").ok());
   EXPECT_EQ(*first->get("key", deadline), "value");
 }
 
-TEST(Call, BadArgumentsAreRefusedAndLeaveTheCommunicatorUsable) {
+TEST(Call, BadArgumentsLeaveCommunicatorUsable) {
   auto made = Communicator::create(CommunicatorOptions{});
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   Communicator& c = **made;

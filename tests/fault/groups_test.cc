@@ -1,5 +1,5 @@
-// Groups on the loopback transport: overlapping groups whose calls are made in different orders on different ranks, with seeded
-// delays, refusals and small links. No seed may hang.
+// Groups on the loopback transport: ranks make calls of overlapping groups in different orders, with seeded delays, refusals
+// and small links. No seed may hang.
 //
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using internal::Operation;
 
-/// Another transport, of which a test changes some functions.
+/// Forwards to another transport. A test overrides some functions.
 class Wrapped : public Transport {
  public:
   explicit Wrapped(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
@@ -56,10 +56,10 @@ class Wrapped : public Transport {
   std::unique_ptr<Transport> inner_;
 };
 
-/// Once has news in the very moment in which its driver would sleep, and counts the tries.
-class Restless final : public Wrapped {
+/// Reports activity once, when its driver is about to sleep. Counts the driver's attempts to sleep.
+class ActiveOnce final : public Wrapped {
  public:
-  Restless(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : Wrapped(std::move(inner)), tries_(tries) {}
+  ActiveOnce(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : Wrapped(std::move(inner)), tries_(tries) {}
 
   bool prepare_wait() override {
     const bool clear = Wrapped::prepare_wait();
@@ -72,18 +72,19 @@ class Restless final : public Wrapped {
   std::atomic<int>& tries_;
 };
 
-/// Calls a function whenever it is driven.
+/// Calls a function in each progress().
 class Observed final : public Wrapped {
  public:
-  Observed(std::unique_ptr<Transport> inner, std::function<void()> look) : Wrapped(std::move(inner)), look_(std::move(look)) {}
+  Observed(std::unique_ptr<Transport> inner, std::function<void()> observe)
+      : Wrapped(std::move(inner)), observe_(std::move(observe)) {}
 
   bool progress() override {
-    look_();
+    observe_();
     return Wrapped::progress();
   }
 
  private:
-  std::function<void()> look_;
+  std::function<void()> observe_;
 };
 
 /// Ranks as threads of this process, each with a ProgressEngine of its own over one hub.
@@ -91,7 +92,7 @@ class Job {
  public:
   Job(int ranks, const LoopbackOptions& wire, bool spills_tiles = true,
       std::size_t early_bytes = ProgressEngineParts().early_bytes)
-      : ranks_(ranks), moves_aside_(spills_tiles), early_bytes_(early_bytes) {
+      : ranks_(ranks), spills_tiles_(spills_tiles), early_bytes_(early_bytes) {
     LoopbackOptions quiet;
     quiet.tile_bytes = 4096;
     data_ = std::make_unique<LoopbackHub>(std::move(LoopbackHub::create(ranks, wire)).value());
@@ -102,13 +103,13 @@ class Job {
     }
   }
 
-  /// `tries` to sleep on the links of `rank`, the first of which finds news.
-  void make_restless(int rank, std::atomic<int>& tries) {
+  /// The links of `rank` report activity in the first attempt to sleep. `tries` counts the attempts.
+  void make_active_once(int rank, std::atomic<int>& tries) {
     auto& end = data_ends_[static_cast<std::size_t>(rank)];
-    end = std::make_unique<Restless>(std::move(end), tries);
+    end = std::make_unique<ActiveOnce>(std::move(end), tries);
   }
 
-  /// `look` is called whenever the control plane of `rank` is driven.
+  /// `look` is called in each progress() of the control plane of `rank`.
   void observe_control(int rank, std::function<void()> look) {
     auto& end = control_ends_[static_cast<std::size_t>(rank)];
     end = std::make_unique<Observed>(std::move(end), std::move(look));
@@ -140,7 +141,7 @@ class Job {
     parts.rank = rank;
     parts.topology = Topology::uniform(1, ranks_);
     parts.device = &host_device();
-    parts.spills_tiles = moves_aside_;
+    parts.spills_tiles = spills_tiles_;
     parts.early_bytes = early_bytes_;
     const auto at = static_cast<std::size_t>(rank);
     const auto deadline = Clock::now() + std::chrono::seconds(30);
@@ -157,7 +158,7 @@ class Job {
   }
 
   int ranks_;
-  bool moves_aside_;
+  bool spills_tiles_;
   std::size_t early_bytes_;
   std::unique_ptr<LoopbackHub> data_;
   std::unique_ptr<LoopbackHub> control_;
@@ -197,8 +198,8 @@ struct Call {
 
 Collective sum_of(std::size_t count) { return {CollectiveKind::all_reduce, count, DataType::int32, ReduceOp::sum, 0}; }
 
-// Rank 1 folds what 0 and 2 send. These send to it in opposite orders, so each link has the other call's tile in front.
-Status folds_that_cross(bool spills_tiles) {
+// Rank 1 folds tiles of ranks 0 and 2, which send in opposite orders. So each link has a tile of the other call in front.
+Status crossed_folds(bool spills_tiles) {
   LoopbackOptions wire;
   wire.tile_bytes = 4096;
   wire.capacity_tiles = 2;
@@ -211,7 +212,7 @@ Status folds_that_cross(bool spills_tiles) {
     Call calls[2];
     for (const int which : {rank == 2 ? 1 : 0, rank == 2 ? 0 : 1}) {
       calls[which].post(which == 0 ? *first : *second, sum_of(900), "direct", rank, deadline);
-      // What can be sent is on its way before the other call is made.
+      // Sends as much as possible before the other call is made.
       const DriverLock lock(*world.engine());
       while (world.engine()->progress()) {
       }
@@ -232,14 +233,14 @@ Status folds_that_cross(bool spills_tiles) {
   return {};
 }
 
-TEST(Groups, FoldsThatCrossNeedTilesToBeMovedAside) {
-  const Status with = folds_that_cross(true);
+TEST(Groups, CrossedFoldsNeedSpilledTiles) {
+  const Status with = crossed_folds(true);
   EXPECT_TRUE(with.ok()) << with.to_string();
-  // The same calls without: each link's head waits for what is behind the other's.
-  EXPECT_EQ(folds_that_cross(false).code(), StatusCode::timeout);
+  // Without spilling each link's first tile waits for a tile behind the first one of the other link.
+  EXPECT_EQ(crossed_folds(false).code(), StatusCode::timeout);
 }
 
-/// A sum of `count` elements in `group`, to which every rank gives 1.
+/// Sums `count` ones of every rank in `group`, and checks the result.
 Status sum_in(Executor& group, std::size_t count, Clock::time_point deadline) {
   Call call;
   call.post(group, sum_of(count), "one_shot", 1, deadline);
@@ -249,9 +250,9 @@ Status sum_in(Executor& group, std::size_t count, Clock::time_point deadline) {
   return status;
 }
 
-// Two groups whose 31-bit FNV-1a hashes, the numbers of earlier versions, are the same; both are alive, then one of them is
-// over. Rank 1 is in one of two only.
-TEST(Groups, ThatAnHashDoesNotTellApartAreApart) {
+// Two groups with the same 31-bit FNV-1a hash, which earlier versions used as the group's number. Both are alive; then the
+// first one has ended. Rank 1 is in one of them only.
+TEST(Groups, EqualHashesDoNotConfuseGroups) {
   struct Pair {
     std::vector<int> first;
     std::uint32_t first_made;
@@ -286,7 +287,7 @@ TEST(Groups, ThatAnHashDoesNotTellApartAreApart) {
   }
 }
 
-TEST(Groups, NamesOfManyDiffer) {
+TEST(Groups, ManyGroupsHaveDistinctNames) {
   std::unordered_set<GroupName, GroupName::Hash> names;
   constexpr std::uint32_t kMany = 100'000;
   const std::vector<std::vector<int>> lists{{0, 1}, {1, 0}, {0, 1, 2}, {0}};
@@ -297,8 +298,8 @@ TEST(Groups, NamesOfManyDiffer) {
   EXPECT_FALSE(names.contains(GroupName()));
 }
 
-// Rank 0 gives up its groups, more than 1,024 (under a sanitizer fewer), before rank 1 has made them.
-TEST(Groups, WhatAPeerSaysBeforeAGroupIsMadeIsKept) {
+// Rank 0 aborts its groups, more than 1,024 (under a sanitizer fewer), before rank 1 has made them.
+TEST(Groups, ControlMessagesBeforeGroupCreationAreKept) {
 #ifdef SHOAL_SANITIZED
   constexpr std::uint32_t kGroups = 200;
 #else
@@ -311,7 +312,7 @@ TEST(Groups, WhatAPeerSaysBeforeAGroupIsMadeIsKept) {
     if (rank == 0) {
       for (std::uint32_t made = 0; made < kGroups; ++made) {
         groups.push_back(make_group(world, {0, 1}, made));
-        groups.back()->close({StatusCode::aborted, "given up"});
+        groups.back()->close({StatusCode::aborted, "by the test"});
       }
     }
     EXPECT_TRUE(sum_in(world, 10, deadline).ok());
@@ -326,8 +327,8 @@ TEST(Groups, WhatAPeerSaysBeforeAGroupIsMadeIsKept) {
   });
 }
 
-// What comes for groups that are never made here fills the room for it: those groups fail, and nothing else waits for them.
-TEST(Groups, TooMuchForGroupsThatAreNotMadeFailsThoseOnly) {
+// Tiles for groups that rank 1 has not made fill the buffer for them: some of those groups fail, and no other group waits.
+TEST(Groups, OverflowForUnmadeGroupsFailsOnlyThose) {
   constexpr std::uint32_t kGroups = 40;
   LoopbackOptions wire;
   wire.tile_bytes = 4096;
@@ -363,13 +364,13 @@ TEST(Groups, TooMuchForGroupsThatAreNotMadeFailsThoseOnly) {
   });
 }
 
-// A thread that gives a hook while another closes the communicator: the hook is called once, whichever of them calls it.
-TEST(CloseHooks, OneGivenWhileCloseRunsIsCalledOnce) {
+// One thread adds a hook while another thread closes the communicator: the hook is called exactly once.
+TEST(CloseHooks, HookAddedDuringCloseIsCalledOnce) {
   Job job(2, {});
   std::atomic<Executor*> closing{nullptr};
   std::atomic<int> calls{0};
   job.observe_control(0, [&] {
-    // Between the moment in which the communicator is closed and that in which close() calls the hooks.
+    // The communicator is closed, but close() has not called the hooks yet.
     Executor* const executor = closing.load();
     if (executor == nullptr || !executor->closed() || closing.exchange(nullptr) == nullptr) return;
     std::thread([&] { executor->on_close(&calls, [&](const Status&) { ++calls; }); }).join();
@@ -382,21 +383,21 @@ TEST(CloseHooks, OneGivenWhileCloseRunsIsCalledOnce) {
     world.on_close(&owner, [&](const Status&) { ++before; });
     closing.store(&world);
     world.close({StatusCode::aborted, "by the test"});
-    EXPECT_EQ(closing.load(), nullptr) << "nothing was tested";
+    EXPECT_EQ(closing.load(), nullptr) << "the hook was not added during close()";
     EXPECT_EQ(before, 1);
     EXPECT_EQ(calls.load(), 1);
     world.close({StatusCode::aborted, "again"});
     world.on_close(&owner, [&](const Status&) { before += 100; });
-    EXPECT_EQ(before, 101) << "at once, where it is closed";
+    EXPECT_EQ(before, 101) << "a hook of a closed communicator is called at once";
     world.on_close(&owner, {});
     EXPECT_EQ(calls.load(), 1);
   });
 }
 
-TEST(Groups, NewsOnALinkKeepNobodyAwakeForGood) {
+TEST(Groups, LinkActivityDoesNotPreventSleep) {
   Job job(2, {});
   std::atomic<int> tries{0};
-  job.make_restless(0, tries);
+  job.make_active_once(0, tries);
   job.run([&](int rank, Executor& world) {
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     Call call;
@@ -404,15 +405,15 @@ TEST(Groups, NewsOnALinkKeepNobodyAwakeForGood) {
     EXPECT_TRUE(call.wait().ok());
   });
   EXPECT_GT(tries, 1);
-  EXPECT_LT(tries, 1000);  // whoever is kept awake tries a hundred times in a millisecond
+  EXPECT_LT(tries, 1000);  // a driver that cannot sleep tries a hundred times in a millisecond
 }
 
-TEST(Groups, WhatStandsAsideIsBounded) {
+TEST(Groups, SpilledBytesAreBounded) {
   LoopbackOptions wire;
   wire.tile_bytes = 4096;
   wire.capacity_tiles = 4;
   constexpr std::size_t kCount = 1 << 20;  // 1024 tiles
-  // The limit, what the sender sends before it looks for a word and in the pass in which it hears it, and what is under way.
+  // The limit, the tiles that the sender sends before it handles the request to pause, and the tiles in flight.
   constexpr std::size_t kBound = (SpillQueue::kPauseAt + 32 + 2 * 16 + 2 * 4) * 4096;
   Job job(2, wire);
   job.run([&](int rank, Executor& world) {
@@ -432,7 +433,7 @@ TEST(Groups, WhatStandsAsideIsBounded) {
       most = std::max(most, large->spilled_bytes());
     }
     if (rank == 1) {
-      EXPECT_GT(most, 0U) << "nothing has been moved aside: the test shows nothing";
+      EXPECT_GT(most, 0U) << "no tile was spilled, so nothing was tested";
       EXPECT_LE(most, kBound);
       late.post(*large, message, "tree", 0, deadline);
     }
@@ -455,7 +456,7 @@ struct Scenario {
     const char* algorithm = nullptr;
   };
   std::vector<Step> steps;
-  bool made_late = false;  ///< a rank makes a group just before its first call of it
+  bool made_late = false;  ///< a rank makes a group just before its first call in it
 };
 
 Scenario make_scenario(std::uint64_t seed) {
@@ -469,7 +470,7 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
   scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
   scenario.wire.late_copy = pick(0, 1) == 1;
-  if (seed % 2 == 1) {  // small calls of groups have another way to go
+  if (seed % 2 == 1) {  // small calls of groups use windows
     scenario.wire.window_bytes = 8192;
     scenario.wire.common_bytes = std::size_t{1} << 20;
   }
@@ -552,7 +553,7 @@ void run_seed(std::uint64_t seed) {
           << "seed " << seed << " rank " << rank << " call " << k << " (" << to_string(step.collective) << " by "
           << step.algorithm << ")";
     }
-    // Nobody leaves a group before the others have what they need of it: a call of all ranks comes between.
+    // No rank leaves a group before its peers are done: a call of all ranks comes first.
     Call last;
     last.post(world, sum_of(1), "one_shot", 1, deadline);
     EXPECT_TRUE(last.wait().ok()) << "seed " << seed;
@@ -563,8 +564,8 @@ void run_seed(std::uint64_t seed) {
   EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 15) << "seed " << seed << " ended at its deadline";
 }
 
-// What a group runs is chosen for its own shape, however the whole job lies.
-TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
+// The algorithm of a group depends on the group's shape, not on the job's.
+TEST(Groups, SelectorUsesShapeOfGroup) {
   Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2), {}};  // ranks 0 and 1 on the first node, and so on
   const Collective large{CollectiveKind::all_reduce, 16 << 20, DataType::float32, ReduceOp::sum, 0};
   struct Case {
@@ -590,7 +591,7 @@ TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
   }
 }
 
-TEST(Groups, HaveWindowsWhereTheJobHas) {
+TEST(Groups, GroupsHaveWindowsIfJobHas) {
   for (const bool windows : {false, true}) {
     LoopbackOptions wire;
     wire.window_bytes = windows ? 8192 : 0;
@@ -618,7 +619,7 @@ TEST(Groups, HaveWindowsWhereTheJobHas) {
   }
 }
 
-TEST(Groups, EverySeedEndsRight) {
+TEST(Groups, EverySeedCompletesCorrectly) {
   const testing::Seeds seeds = testing::wanted_seeds({0, 200});
   for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) run_seed(seed);
 }

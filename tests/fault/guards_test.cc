@@ -1,4 +1,4 @@
-// What must not happen to those who call: an ok before the call has ended, another's bytes, a wait without an end.
+// Guarantees to callers: no ok before the call has ended, no bytes of another message, no wait without an end.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -44,10 +44,11 @@ CallOptions within(milliseconds timeout) {
 class Guards : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Guards, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
 
-// Rank 1 is late in an all_gather. A barrier after it, with a deadline of its own, may not even start before all have met.
-TEST_P(Guards, ABlockingCallBehindAnotherEndsAtItsOwnDeadlineWithAnError) {
+// Rank 1 is late in an all_gather. A barrier after it, with its own deadline, cannot start before all ranks are in the
+// all_gather.
+TEST_P(Guards, BlockedCallTimesOutAtItsOwnDeadline) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
-    ::setenv("SHOAL_SINGLE_COPY", "2", 1);  // large shares meet before they are copied
+    ::setenv("SHOAL_SINGLE_COPY", "2", 1);  // with large shares, ranks wait for each other before they copy
     auto made = testing::join(directory, rank, size, over(GetParam()));
     if (!made.ok()) return made.status().to_string();
     Communicator& c = **made;
@@ -57,7 +58,7 @@ TEST_P(Guards, ABlockingCallBehindAnotherEndsAtItsOwnDeadlineWithAnError) {
     if (rank == 1) {
       ::usleep(static_cast<useconds_t>(2'000'000 * kSlack));
       const Status status = c.all_gather(in.data(), out.data(), in.size(), DataType::float32);
-      return status.code() == StatusCode::timeout ? "" : "rank 1: " + status.to_string();  // told why
+      return status.code() == StatusCode::timeout ? "" : "rank 1: " + status.to_string();
     }
     auto work = c.all_gather_async(in.data(), out.data(), in.size(), DataType::float32);
     if (!work.ok()) return work.status().to_string();
@@ -68,17 +69,17 @@ TEST_P(Guards, ABlockingCallBehindAnotherEndsAtItsOwnDeadlineWithAnError) {
       return "the barrier: " + status.to_string();
     if (testing::late_ranks_in(status.message()) != std::set{1}) return "the culprit: " + status.to_string();
     if (seconds < 0.29 || seconds > 1 * kSlack) return fmt::format("after {:.2f} s", seconds);
-    return work->wait().ok() ? "the all_gather has ended well" : "";
+    return work->wait().ok() ? "the all_gather succeeded" : "";
   });
   testing::expect_all_well(outcomes);
 }
 
-// The number of a call is given when it is made: one that is kept back holds up those behind it, not for ever.
-TEST_P(Guards, ACallBehindOneThatAnotherThreadKeepsBackTimesOut) {
+// A call gets its sequence number when it is made. One that is not posted blocks later calls only until their deadlines.
+TEST_P(Guards, CallBehindUnpostedCallTimesOut) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     float one = 1;
     std::atomic<int> stage{0};
-    std::thread keeper([&] {
+    std::thread holder([&] {
       Communicator::group_begin();
       static_cast<void>(c.all_reduce(&one, &one, 1, DataType::float32, ReduceOp::sum));
       stage.store(1);
@@ -92,7 +93,7 @@ TEST_P(Guards, ACallBehindOneThatAnotherThreadKeepsBackTimesOut) {
     const double seconds = seconds_since(start);
     stage.store(2);
     stage.notify_all();
-    keeper.join();
+    holder.join();
     if (status.code() != StatusCode::timeout) return "the barrier: " + status.to_string();
     if (!testing::mentions(status.message(), "barrier") || testing::first_rank_named_in(status.message()) < 0)
       return status.message();
@@ -100,8 +101,8 @@ TEST_P(Guards, ACallBehindOneThatAnotherThreadKeepsBackTimesOut) {
   });
 }
 
-// Who waits for a call that another thread keeps in an open group does not wait for that thread.
-TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
+// A wait for a call in the open group of another thread does not wait for that thread.
+TEST_P(Guards, WaitForCallInOtherThreadsOpenGroupEnds) {
   for (const bool aborts : {false, true}) {
     const auto outcomes = testing::run_ranks(2, [aborts](int rank, int size, const std::string& directory) -> std::string {
       auto made = testing::join(directory, rank, size, over(GetParam()));
@@ -110,12 +111,12 @@ TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
       if (rank == 1) {
         ::usleep(static_cast<useconds_t>(1'000'000 * kSlack));
-        return c.barrier().ok() ? "it is not told" : "";
+        return c.barrier().ok() ? "no error on rank 1" : "";
       }
       float one = 1;
       Work kept;
       std::atomic<int> stage{0};
-      std::thread keeper([&] {
+      std::thread holder([&] {
         Communicator::group_begin();
         auto work =
             c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum, within(milliseconds(aborts ? 20'000 : 300)));
@@ -128,7 +129,7 @@ TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
       stage.wait(0);
       std::thread aborter([&] {
         ::usleep(200'000);
-        if (aborts) c.abort("enough");
+        if (aborts) c.abort("by the test");
       });
       const auto start = Clock::now();
       const Status status = kept.wait();
@@ -136,7 +137,7 @@ TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
       aborter.join();
       stage.store(2);
       stage.notify_all();
-      keeper.join();
+      holder.join();
       if (status.code() != (aborts ? StatusCode::aborted : StatusCode::timeout)) return status.to_string();
       return seconds < 1 * kSlack ? "" : fmt::format("after {:.2f} s", seconds);
     });
@@ -144,33 +145,35 @@ TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
   }
 }
 
-// The communicator of a collected call is destroyed before the group ends, alone or beside another one on the same links.
-TEST_P(Guards, AGroupThatEndsAfterItsCommunicatorEndsItsCalls) {
+// The communicator of a collected call is destroyed before the call group ends.
+TEST_P(Guards, GroupEndAfterDestructionEndsItsCalls) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     std::vector<float> data(1000);
-    for (const bool asks : {false, true}) {
+    for (const bool has_callback : {false, true}) {
       auto group = c.split(0, 0);
       if (!group.ok()) return group.status().to_string();
-      std::atomic<int> told{-1};
+      std::atomic<int> outcome_code{-1};
       Communicator::group_begin();
       {
         auto work = (*group)->send_async(data.data(), data.size(), DataType::float32, 1 - c.rank());
         if (!work.ok()) return work.status().to_string();
-        if (asks) {
-          const Status status = work->on_completion([&](const Status& outcome) { told = static_cast<int>(outcome.code()); });
+        if (has_callback) {
+          const Status status =
+              work->on_completion([&](const Status& outcome) { outcome_code = static_cast<int>(outcome.code()); });
           if (!status.ok()) return status.to_string();
         }
       }
       group->reset();
       if (const Status status = Communicator::group_end(); !status.ok()) return status.to_string();
-      if (asks && told.load() != static_cast<int>(StatusCode::aborted)) return fmt::format("told {}", told.load());
+      if (has_callback && outcome_code.load() != static_cast<int>(StatusCode::aborted))
+        return fmt::format("the callback got {}", outcome_code.load());
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     }
     return {};
   });
 }
 
-/// The kernel takes a few kilobytes at a time, so tiles wait in the links.
+/// With small send buffers tiles wait in the links.
 void shrink_socket_buffers() {
   for (int fd = 3; fd < 1024; ++fd) {
     int kind = 0;
@@ -181,13 +184,13 @@ void shrink_socket_buffers() {
   }
 }
 
-// A callback that gives up is called while another call's memory is still in the hands of a link, to a rank that has not come:
-// it is the caller's again only when the link has let go of it.
-TEST_P(Guards, ACallbackThatAbortsLeavesTheBuffersOfOthersToTheLinks) {
+// A callback aborts while a link to a late rank still uses another call's buffer: that call ends only when the link no longer
+// uses the buffer.
+TEST_P(Guards, AbortInCallbackKeepsBuffersUntilLinksAreDone) {
   static constexpr std::size_t kBytes = 16 << 20;
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     for (const char* name : {"SHOAL_SINGLE_COPY", "SHOAL_PROBE"}) ::setenv(name, "0", 1);
-    ::setenv("SHOAL_INTEGRITY", "off", 1);  // with sums everything is copied
+    ::setenv("SHOAL_INTEGRITY", "off", 1);  // with checksums every tile is copied
     auto made = testing::join(directory, rank, size, over(GetParam()));
     if (!made.ok()) return made.status().to_string();
     Communicator& c = **made;
@@ -199,7 +202,7 @@ TEST_P(Guards, ACallbackThatAbortsLeavesTheBuffersOfOthersToTheLinks) {
     shrink_socket_buffers();
     std::vector<std::byte> mine(1000);
     std::vector<std::byte> all(2 * mine.size());
-    if (rank == 1) ::usleep(300'000);  // rank 0 is in both calls, and the link is full of the second
+    if (rank == 1) ::usleep(300'000);  // then rank 0 is in both calls, and the second one has filled the link
     auto older = c.gather_async(mine.data(), all.data(), mine.size(), DataType::uint8, 0);
     if (!older.ok()) return older.status().to_string();
     if (rank == 1) {
@@ -208,31 +211,32 @@ TEST_P(Guards, ACallbackThatAbortsLeavesTheBuffersOfOthersToTheLinks) {
       const Status status = c.broadcast(large, kBytes, DataType::uint8, 0);
       return status.code() == StatusCode::aborted ? "" : "rank 1: " + status.to_string();
     }
-    std::atomic<int> told{-1};
+    std::atomic<int> outcome_code{-1};
     static_cast<void>(older->on_completion([&](const Status& outcome) {
-      told = static_cast<int>(outcome.code());
-      c.abort("enough");
+      outcome_code = static_cast<int>(outcome.code());
+      c.abort("by the test");
     }));
     auto younger = c.broadcast_async(large, kBytes, DataType::uint8, 0);
     if (!younger.ok()) return younger.status().to_string();
     std::atomic<bool> freed{false};
-    const Status asked = younger->on_completion([&](const Status&) {
+    const Status set = younger->on_completion([&](const Status&) {
       ::munmap(large, kBytes);
       freed = true;
     });
-    if (!asked.ok()) return asked.to_string();
+    if (!set.ok()) return set.to_string();
     const Status status = younger->wait();
     for (int k = 0; k < 1000 && !freed; ++k) ::usleep(1000);
-    if (told.load() != static_cast<int>(StatusCode::ok)) return "the gather has not ended: " + older->status().to_string();
+    if (outcome_code.load() != static_cast<int>(StatusCode::ok))
+      return "the gather has not ended: " + older->status().to_string();
     if (!freed) return "its callback was not called";
     return status.code() == StatusCode::aborted ? "" : status.to_string();
   });
   testing::expect_all_well(outcomes);
 }
 
-// What is lent lies in the sender's memory: where the sender gives up before the receiver has come, its buffer is its own
-// again.
-TEST(LentMemory, IsNeverTakenForTheMessageAfterTheSenderHasGivenUp) {
+// A lent tile stays in the sender's memory. If the sender's call fails before the receiver has read it, the sender may reuse
+// the buffer.
+TEST(LentMemory, IsNotReadAfterSenderHasFailed) {
   static constexpr std::size_t kCount = 1 << 17;  // all of it fits between sender and receiver
   for (const bool frees : {false, true}) {
     const auto outcomes = testing::run_ranks(2, [frees](int rank, int size, const std::string& directory) -> std::string {
@@ -253,14 +257,14 @@ TEST(LentMemory, IsNeverTakenForTheMessageAfterTheSenderHasGivenUp) {
         return status.code() == StatusCode::timeout ? "" : "rank 0: " + status.to_string();
       }
       const bool right = std::all_of(buffer->data(), buffer->data() + kCount, [](float x) { return x == 1.0F; });
-      return status.ok() && !right ? "ok, with other bytes" : status.ok() ? "ok, though the root has given up" : "";
+      return status.ok() && !right ? "ok, with other bytes" : status.ok() ? "ok, though the root failed" : "";
     });
     testing::expect_all_well(outcomes, frees ? "freed" : "overwritten");
   }
 }
 
-// Thread 2 of rank 0 waits in a group while thread 1 keeps everything moving.
-TEST_P(Guards, TheTrafficOfOneCommunicatorHidesNoDeadlineOfAnother) {
+// A thread of rank 0 waits in a group while another thread keeps the engine busy.
+TEST_P(Guards, TrafficDoesNotHideOtherDeadlines) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     auto group = c.split(0, c.rank());
     if (!group.ok()) return group.status().to_string();
@@ -279,7 +283,7 @@ TEST_P(Guards, TheTrafficOfOneCommunicatorHidesNoDeadlineOfAnother) {
     }
     std::vector<float> data(20'000);
     const auto start = Clock::now();
-    // Rank 0 says when it is enough, in the data, so that both make as many calls.
+    // Rank 0 sends the end in the data, so that both ranks make the same number of calls.
     for (bool enough = false; !enough;) {
       data[0] = c.rank() == 0 && (ended.load() || seconds_since(start) > 4 * kSlack) ? 1.0F : 0.0F;
       const Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::max);
@@ -294,12 +298,12 @@ TEST_P(Guards, TheTrafficOfOneCommunicatorHidesNoDeadlineOfAnother) {
   });
 }
 
-TEST_P(Guards, NothingThatWaitsForOthersIsCollectedInAGroup) {
+TEST_P(Guards, CallGroupRefusesCallsThatWait) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     Communicator::group_begin();
     const auto split = c.split(0, 0);
     const auto shrunk = c.shrink();
-    const auto group = c.group(std::vector<int>{c.rank()});  // waits for nobody
+    const auto group = c.group(std::vector<int>{c.rank()});  // waits for no peer
     const Status end = Communicator::group_end();
     for (const Status& status : {split.status(), shrunk.status()}) {
       if (status.code() != StatusCode::invalid_argument || status.message().find("group_begin()") == std::string::npos)
@@ -310,10 +314,10 @@ TEST_P(Guards, NothingThatWaitsForOthersIsCollectedInAGroup) {
   });
 }
 
-TEST_P(Guards, ACallbackThatWouldWaitIsRefused) {
+TEST_P(Guards, CallbackRefusesCallsThatWait) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     float one = 1;
-    Communicator::group_begin();  // what it collects has not ended before it has its callback
+    Communicator::group_begin();  // so that the call cannot end before it has its callback
     auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
     if (!work.ok()) return work.status().to_string();
     std::atomic<bool> called{false};
@@ -335,17 +339,17 @@ TEST_P(Guards, ACallbackThatWouldWaitIsRefused) {
   });
 }
 
-TEST_P(Guards, AChildOfForkCanNeitherShrinkNorWaitForItsParentsCalls) {
+TEST_P(Guards, ForkedChildCannotShrinkOrWait) {
   testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     float one = 1;
-    // Rank 1 makes the call late: it is in flight in rank 0 when that one forks.
+    // Rank 1 makes the call late, so it is in flight when rank 0 forks.
     if (c.rank() == 1) ::usleep(300'000);
     auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
     if (!work.ok()) return work.status().to_string();
     if (c.rank() == 0) {
       const pid_t child = ::fork();
       if (child == 0) {
-        ::alarm(10);  // a child that hangs ends by it
+        ::alarm(10);  // ends a child that hangs
         const bool shrunk = c.shrink().status().code() == StatusCode::aborted;
         const bool waited = work->wait().code() == StatusCode::aborted;
         static_cast<void>(c.memory_bytes());
@@ -360,7 +364,7 @@ TEST_P(Guards, AChildOfForkCanNeitherShrinkNorWaitForItsParentsCalls) {
   });
 }
 
-TEST_P(Guards, ATimeoutThatMeansNeverIsNoneInThePast) {
+TEST_P(Guards, MaximumTimeoutDoesNotExpire) {
   testing::expect_ranks(2, over(GetParam(), milliseconds::max()), [](Communicator& c) -> std::string {
     float one = 1;
     if (c.rank() == 1) ::usleep(50'000);

@@ -67,19 +67,19 @@ class Lifecycle : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Lifecycle, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
-std::unique_ptr<Communicator> of_the_program;  // destroyed at exit, in a child of fork() as well
+std::unique_ptr<Communicator> global_communicator;  // destroyed by exit(), in children of fork() too
 
-TEST_P(Lifecycle, ChildrenOfForkDisturbNobody) {
+TEST_P(Lifecycle, ForkedChildrenDoNotDisturbRanks) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     CommunicatorOptions options;
     options.transports = GetParam();
     auto made = testing::join(directory, rank, size, options);
     if (!made.ok()) return made.status().to_string();
-    of_the_program = std::move(made).value();
-    Communicator& c = *of_the_program;
+    global_communicator = std::move(made).value();
+    Communicator& c = *global_communicator;
     const std::vector<float> none(4);
     std::vector<float> some(4);
-    // The progress thread runs, too.
+    // Starts the progress thread.
     auto work = c.all_reduce_async(none.data(), some.data(), 4, DataType::float32, ReduceOp::sum);
     if (!work.ok() || !work->wait().ok()) return "the first call failed";
     for (int k = 0; k < 12; ++k) {
@@ -89,7 +89,7 @@ TEST_P(Lifecycle, ChildrenOfForkDisturbNobody) {
         if (k % 3 == 1) ::execl("/bin/true", "true", nullptr);
         std::vector<float> data(4);
         const Status status = c.all_reduce(data.data(), data.data(), 4, DataType::float32, ReduceOp::sum);
-        // exit() destroys the communicator here, too.
+        // exit() destroys the communicator in the child too.
         std::exit(status.code() == StatusCode::aborted && status.message().find("fork()") != std::string::npos ? 0 : 3);
       }
       if (const Status status = sum(c, 1000 + 5000 * static_cast<std::size_t>(k % 2), k); !status.ok())
@@ -99,14 +99,14 @@ TEST_P(Lifecycle, ChildrenOfForkDisturbNobody) {
       if (ended != 0) return fmt::format("the child of round {} ended with {}", k, ended);
     }
     const Status last = sum(c, 10, 0);
-    of_the_program.reset();
+    global_communicator.reset();
     return last.ok() ? "" : last.to_string();
   });
   testing::expect_all_well(outcomes);
 }
 
-// As those of a data loader do.
-TEST_P(Lifecycle, ADeadRankIsNoticedThoughItsChildLives) {
+// A data loader has such children.
+TEST_P(Lifecycle, DeadRankIsDetectedWhileItsChildLives) {
   Victims job(3, GetParam(), std::chrono::seconds(60), [](Communicator& c, Board&) {
     if (c.rank() == 1 && ::fork() == 0) {
       ::sleep(60);
@@ -121,7 +121,7 @@ TEST_P(Lifecycle, ADeadRankIsNoticedThoughItsChildLives) {
   const auto killed_ns = now_ns();
   ::kill(job.pid(1), SIGKILL);
   EXPECT_EQ(job.wait(30 * kSlack, {1}), "");
-  EXPECT_FALSE(job.nothing_runs()) << "the child has gone, so nothing was tested";
+  EXPECT_FALSE(job.nothing_runs()) << "the child has ended, so nothing was tested";
   for (const std::size_t rank : {0U, 2U}) {
     const Board::Rank& one = job.board().ranks[rank];
     EXPECT_EQ(to_string(one.code), "peer_failed") << one.text.data();
@@ -130,7 +130,7 @@ TEST_P(Lifecycle, ADeadRankIsNoticedThoughItsChildLives) {
   }
 }
 
-TEST_P(Lifecycle, ARankThatExitsWithoutDestroyingIsNamed) {
+TEST_P(Lifecycle, RankThatExitsWithoutDestroyIsNamed) {
   for (const bool in_order : {true, false}) {
     Victims job(3, GetParam(), std::chrono::seconds(60), [in_order](Communicator& c, Board& board) {
       for (int k = 0;; ++k) {
@@ -152,12 +152,12 @@ TEST_P(Lifecycle, ARankThatExitsWithoutDestroyingIsNamed) {
   }
 }
 
-// System calls are interrupted all the time.
-TEST_P(Lifecycle, SignalsOfTheProgramDisturbNoCall) {
+// A timer interrupts system calls every 0.5 ms.
+TEST_P(Lifecycle, ProgramSignalsDoNotDisturbCalls) {
   Victims job(3, GetParam(), std::chrono::seconds(60), [](Communicator& c, Board&) -> Status {
-    static std::atomic<int> heard{0};
+    static std::atomic<int> signals{0};
     struct sigaction action {};
-    action.sa_handler = [](int) { heard.fetch_add(1); };
+    action.sa_handler = [](int) { signals.fetch_add(1); };
     ::sigaction(SIGALRM, &action, nullptr);  // without SA_RESTART
     const itimerval often{{0, 500}, {0, 500}};
     ::setitimer(ITIMER_REAL, &often, nullptr);
@@ -171,13 +171,13 @@ TEST_P(Lifecycle, SignalsOfTheProgramDisturbNoCall) {
     }
     const itimerval never{};
     ::setitimer(ITIMER_REAL, &never, nullptr);
-    if (status.ok() && heard.load() < 20) return {StatusCode::internal, fmt::format("only {} signals", heard.load())};
+    if (status.ok() && signals.load() < 20) return {StatusCode::internal, fmt::format("only {} signals", signals.load())};
     return status;
   });
   expect_all_ok(job);
 }
 
-/// Of the threads of this process but the calling one: how many there are, and which would take a signal of the program.
+/// The number of threads of this process without the calling one, and those that do not block the program's signals.
 std::pair<int, std::string> other_threads_open_to_signals() {
   int all = 0;
   std::string open;
@@ -208,14 +208,13 @@ std::vector<void (*)(int)> signal_handlers() {
   return handlers;
 }
 
-// A program that waits for a signal itself blocks it in all its threads. Those of the library, of which it does not know, must
-// not take it: that would end the process.
-TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
+// A program that waits for a signal blocks it in all its threads. A library thread that took the signal would end the process.
+TEST_P(Lifecycle, LibraryThreadsTakeNoProgramSignals) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     const auto handlers = signal_handlers();
     std::unique_ptr<Store> store;
     for (int port = 24700; port < 24800 && store == nullptr; ++port) {
-      const std::string job = fmt::format("job of rank {}", rank);  // else rank 1's store would be that of rank 0
+      const std::string job = fmt::format("job of rank {}", rank);  // so that each rank serves its own store
       auto made = make_tcp_store("127.0.0.1", port, true, job, Clock::now() + std::chrono::seconds(10));
       if (made.ok()) store = std::move(made).value();
     }
@@ -230,7 +229,7 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
       sigset_t wanted;
       ::sigemptyset(&wanted);
       ::sigaddset(&wanted, SIGTERM);
-      ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);  // by now the library's threads run
+      ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);  // the library's threads run already
       ::kill(::getpid(), SIGTERM);
       const timespec time_limit{5, 0};
       if (::sigtimedwait(&wanted, nullptr, &time_limit) != SIGTERM) return "the signal did not arrive";
@@ -249,8 +248,8 @@ class Libraries : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Libraries, ::testing::Values("ofi", "ucx"),
                          [](const auto& info) { return std::string(info.param); });
 
-// libfabric and UCX start threads of their own in calls of shoal's.
-TEST_P(Libraries, TheirThreadsTakeNoSignalsOfTheProgram) {
+// libfabric and UCX start threads during shoal's calls.
+TEST_P(Libraries, TransportThreadsTakeNoProgramSignals) {
   if (const std::string why = testing::library_complaint(GetParam()); !why.empty()) GTEST_SKIP() << why;
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     CommunicatorOptions options;
@@ -265,8 +264,8 @@ TEST_P(Libraries, TheirThreadsTakeNoSignalsOfTheProgram) {
   testing::expect_all_well(outcomes);
 }
 
-// Calls of every kind are under way, with a rank that does not take part. The handles outlive the communicator.
-TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
+// Calls of every kind are in flight, with a rank that does not take part. The Work handles outlive the communicator.
+TEST_P(Lifecycle, DestructorEndsCallsInFlightAtOnce) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     CommunicatorOptions options;
     options.transports = GetParam();
@@ -278,12 +277,12 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
       const auto time_limit = Clock::now() + std::chrono::seconds(30);
       while (!std::filesystem::exists(directory + "/destroyed") && Clock::now() < time_limit) ::usleep(1000);  // in no call
       const auto begin = Clock::now();
-      // What rank 0 had given to small calls is there, and may still be summed.
+      // Small calls may succeed, because rank 0's data for them has arrived.
       Status status;
       for (int k = 0; k < 3 && status.ok(); ++k) status = sum(**made, kCounts[static_cast<std::size_t>(k)], k);
       if (status.code() != StatusCode::aborted || testing::ranks_named_in(status.message()) != std::vector{0})
         return "after three calls: " + status.to_string();
-      return Clock::now() - begin < std::chrono::duration<double>(1 * kSlack) ? "" : "heard of late";
+      return Clock::now() - begin < std::chrono::duration<double>(1 * kSlack) ? "" : "the error came late";
     }
     std::vector<std::vector<std::int32_t>> buffers;
     std::vector<Work> works;
@@ -301,28 +300,28 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
       keep((*made)->recv_async(answer.data(), count, DataType::int32, 2));
     }
     if (works.size() != 9) return fmt::format("only {} calls have been started", works.size());
-    std::atomic<int> told{0};
-    if (!works[0].on_completion([&](const Status& status) { told = status.code() == StatusCode::aborted ? 1 : -1; }).ok())
+    std::atomic<int> callback{0};
+    if (!works[0].on_completion([&](const Status& status) { callback = status.code() == StatusCode::aborted ? 1 : -1; }).ok())
       return "no callback";
     ::usleep(20'000);
     const auto begin = Clock::now();
     made->reset();
     std::ofstream(directory + "/destroyed") << "yes";
-    if (Clock::now() - begin > std::chrono::duration<double>(1 * kSlack)) return "destruction has waited";
+    if (Clock::now() - begin > std::chrono::duration<double>(1 * kSlack)) return "the destructor waited";
     for (std::size_t k = 0; k < works.size(); ++k) {
-      if (!works[k].is_completed()) return fmt::format("call {} goes on without a communicator", k);
-      // Small messages may have left.
+      if (!works[k].is_completed()) return fmt::format("call {} has not ended", k);
+      // Small messages may have been sent.
       if (const Status status = works[k].wait(); status.code() != StatusCode::aborted && !(k % 3 == 1 && status.ok()))
         return fmt::format("call {}: {}", k, status.to_string());
     }
-    buffers.clear();    // they are the program's again
-    ::usleep(200'000);  // and nobody writes to them
-    return told == 1 ? "" : "the callback was not told";
+    buffers.clear();    // the calls have ended, so nothing may use them
+    ::usleep(200'000);  // a sanitizer would report a late write
+    return callback == 1 ? "" : "the callback did not get the error";
   });
   testing::expect_all_well(outcomes);
 }
 
-TEST_P(Lifecycle, TwoJobsOnOneHostKnowNothingOfEachOther) {
+TEST_P(Lifecycle, TwoJobsOnOneHostDoNotInteract) {
   const auto body = [](Communicator& c, Board&) -> Status {
     for (int k = 0; k < 200; ++k) {
       if (const Status status = sum(c, 1 + 37 * static_cast<std::size_t>(k), k); !status.ok()) return status;
@@ -335,8 +334,8 @@ TEST_P(Lifecycle, TwoJobsOnOneHostKnowNothingOfEachOther) {
   expect_all_ok(other);
 }
 
-TEST_P(Lifecycle, AnAbortFromAnyThreadUnblocksEverybodyAtOnce) {
-  // Whoever is aborted from waits in a call, as the others do; the call needs a rank that is busy elsewhere.
+TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
+  // All ranks but rank 3 wait in a call, also the one whose second thread aborts. Rank 3 makes no call yet.
   for (const bool other_thread : {true, false}) {
     std::vector<double> delays;
     for (int round = 0; round < 3; ++round) {
@@ -348,7 +347,7 @@ TEST_P(Lifecycle, AnAbortFromAnyThreadUnblocksEverybodyAtOnce) {
           c.abort("the loss is not a number");
         };
         const auto later = std::chrono::milliseconds(60);
-        if (c.rank() == 3) {  // busy elsewhere: it is told in its next call
+        if (c.rank() == 3) {  // gets the error in its next call
           std::this_thread::sleep_for(later);
           if (!other_thread) abort_now();
           std::this_thread::sleep_for(5 * later);
@@ -376,30 +375,30 @@ TEST_P(Lifecycle, AnAbortFromAnyThreadUnblocksEverybodyAtOnce) {
       }
       delays.push_back(slowest);
     }
-    // The best of three: what the machine does beside it is not what is tested.
+    // The best of three, because other load may delay a round.
     EXPECT_LT(*std::ranges::min_element(delays), 0.1 * kSlack) << (other_thread ? "own thread" : "other rank");
   }
 }
 
-// What a rank may wait in when somebody aborts.
+// The call in which a rank waits when another rank aborts.
 struct Wait {
   const char* name;
   const char* wire;
 };
 
-/// What the calls below use, made before the time counts.
+/// Buffers of the calls below, allocated before the time counts.
 struct WaitBuffers {
   explicit WaitBuffers(const std::string& name) : data(name == "send" ? 4 << 20 : 100'000) {}
 
-  std::vector<float> data;  // of a send more than any socket or ring takes
+  std::vector<float> data;  // for a send more than sockets and rings hold
   std::vector<float> other = std::vector<float>(100'000);
 };
 
-/// Waits in it for rank 3, which does not come. `c` has four ranks.
+/// Makes the call `name`, which waits for rank 3. `c` has four ranks.
 Status wait_in(const std::string& name, Communicator& c, WaitBuffers& buffers) {
   auto& [data, other] = buffers;
   const auto make = [](const Result<std::unique_ptr<Communicator>>& made) {
-    return made.ok() ? Status(StatusCode::internal, "WRONG: it has been made") : made.status();
+    return made.ok() ? Status(StatusCode::internal, "WRONG: the group was made") : made.status();
   };
   if (name == "all_reduce" || name == "subgroup")
     return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
@@ -408,9 +407,9 @@ Status wait_in(const std::string& name, Communicator& c, WaitBuffers& buffers) {
   if (name == "send") return c.send(data.data(), data.size(), DataType::float32, 3);
   if (name == "split") return make(c.split(0, 0));
   if (name == "shrink") return make(c.shrink());
-  // "work": several at once, waited for in another order.
+  // "work": several calls in flight, waited for in reverse order.
   std::vector<Work> works;
-  Status status;  // of a call that comes after the abort, on a machine that had no time for it
+  Status status;  // of a call that this rank makes only after the abort, on a busy machine
   const auto keep = [&](Result<Work> work) {
     if (!work.ok()) {
       status = work.status();
@@ -428,9 +427,9 @@ Status wait_in(const std::string& name, Communicator& c, WaitBuffers& buffers) {
   return status;
 }
 
-/// How long the machine at worst has had no time for this process, from the call of start() on: a thread that only sleeps wakes
-/// so much too late.
-class Witness {
+/// Measures the longest time for which this process did not get a core since start(): how much too late a sleeping thread
+/// wakes.
+class SchedulingDelay {
  public:
   void start() {
     thread_ = std::thread([this] {
@@ -472,20 +471,20 @@ INSTANTIATE_TEST_SUITE_P(InACall, Abort,
                          name_of_wait);
 INSTANTIATE_TEST_SUITE_P(WhileGroupsAreMade, Abort, ::testing::ValuesIn(on_every_wire({"split", "shrink"})), name_of_wait);
 
-// Three ranks wait for the fourth. Of every round counts who is told last; the machine is others', too, so a round may take as
-// much longer as a thread that only sleeps was kept waiting beside those calls, and one of three may take no longer at all.
-TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
+// Three ranks wait for the fourth. The slowest rank of a round counts. On a busy machine a round may take longer by the
+// SchedulingDelay that its ranks measured; one round of three must hold the limit without it.
+TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
   const std::string wire = GetParam().wire;
   const std::string name = GetParam().name;
   if (wire == "mixed" && !testing::may_rename_host()) GTEST_SKIP() << "this process may not make UTS namespaces";
   double slowest_of_all = 0;
   for (const bool other_thread : {true, false}) {
-    // Its ranks are about to leave the old communicator: what others think of that does not count.
+    // The ranks in shrink() have closed this communicator, so an abort by rank 3 has no effect on them.
     if (name == "shrink" && !other_thread) continue;
     std::vector<double> delays;
     for (int round = 0; round < 3; ++round) {
       Victims job(4, wire, std::chrono::seconds(20), [&name, other_thread](Communicator& world, Board& board) -> Status {
-        constexpr auto kAsleep = std::chrono::milliseconds(20);  // nobody looks actively any more
+        constexpr auto kAsleep = std::chrono::milliseconds(20);  // no rank polls any more
         std::unique_ptr<Communicator> group;
         if (name == "subgroup") {  // in another order: rank 0 is its rank 3
           auto made = world.split(0, -world.rank());
@@ -501,22 +500,22 @@ TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
           c.abort("the loss is not a number");
         };
         Status status;
-        if (world.rank() == 3) {  // busy elsewhere: it is told in its next call
+        if (world.rank() == 3) {  // gets the error in its next call
           if (!other_thread) abort_when_all_wait();
-          for (int k = 0; k < 3'000 && board.told.load() < 3; ++k) ::usleep(1000);
-          // What the others have given to a barrier is there, and may still end it.
+          for (int k = 0; k < 3'000 && board.returned.load() < 3; ++k) ::usleep(1000);
+          // One barrier may succeed, because the peers' part of it has arrived.
           for (int k = 0; k < 2 && status.ok(); ++k) status = c.barrier();
         } else {
           std::thread aborter;
-          Witness witness;
+          SchedulingDelay delay;
           if (world.rank() == 0 && other_thread) aborter = std::thread(abort_when_all_wait);
-          witness.start();
+          delay.start();
           board.calls.fetch_add(1);
           status = wait_in(name, c, buffers);
           Board::Rank& mine = board.ranks[static_cast<std::size_t>(world.rank())];
-          mine.told_ns = now_ns();
-          mine.held_up_ns = witness.stop();
-          board.told.fetch_add(1);
+          mine.returned_ns = now_ns();
+          mine.preempted_ns = delay.stop();
+          board.returned.fetch_add(1);
           if (aborter.joinable()) aborter.join();
         }
         if (group != nullptr) {  // an error stays in its group
@@ -536,9 +535,9 @@ TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
         EXPECT_THAT(one.text.data(), testing::Mentions(in_group, "the loss is not a number"));
         EXPECT_EQ(testing::first_rank_named_in(one.text.data()), aborter) << one.text.data();
         if (rank == 3) continue;
-        const double seconds = 1e-9 * static_cast<double>(one.told_ns - aborted_ns);
-        const double held_up = 1e-9 * static_cast<double>(one.held_up_ns);
-        EXPECT_LT(seconds, 0.1 * kSlack + held_up) << "rank " << rank << ", held up for " << held_up << " s";
+        const double seconds = 1e-9 * static_cast<double>(one.returned_ns - aborted_ns);
+        const double preempted = 1e-9 * static_cast<double>(one.preempted_ns);
+        EXPECT_LT(seconds, 0.1 * kSlack + preempted) << "rank " << rank << ", preempted for " << preempted << " s";
         slowest = std::max(slowest, seconds);
       }
       if (HasFailure()) return;
@@ -547,7 +546,7 @@ TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
     EXPECT_LT(*std::ranges::min_element(delays), 0.1 * kSlack) << (other_thread ? "own thread" : "other rank");
     slowest_of_all = std::max(slowest_of_all, *std::ranges::max_element(delays));
   }
-  std::cout << fmt::format("the last was told after {:.1f} ms at worst\n", 1e3 * slowest_of_all);
+  std::cout << fmt::format("the slowest rank returned after {:.1f} ms at worst\n", 1e3 * slowest_of_all);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Every kind of call, different on one rank of three in every way in which it can differ, over every transport: an error on all
-// ranks, soon, that names both sides.
+// One rank of three makes another call than its peers: every kind of call, every difference, every transport. All ranks get an
+// error soon that names both calls.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ constexpr std::size_t kMany = 30'000;
 
 struct Kind {
   CollectiveKind kind;
-  bool has_counts;  ///< one of those that end in _v
+  bool has_counts;  ///< a call whose name ends in _v
 
   bool operator==(const Kind&) const = default;
 };
@@ -55,8 +55,8 @@ using Counts = std::array<std::size_t, kRanks>;
 struct Call {
   Kind kind{CollectiveKind::all_reduce, false};
   std::size_t count = 0;
-  Counts counts{};    ///< of the kinds that have any; of an all_to_all what is sent to each rank
-  Counts receives{};  ///< of an all_to_all
+  Counts counts{};    ///< if has_counts; for all_to_all the send counts
+  Counts receives{};  ///< receive counts of all_to_all
   DataType type = DataType::float32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
@@ -68,11 +68,11 @@ struct Call {
   }
 };
 
-/// Memory for calls of `elements`, with room for all shares: the same each time.
+/// One of two buffers that hold all shares of the largest call: the same one each time.
 double* memory_for(int buffer, bool allocated) {
   constexpr std::size_t kElements = (kMany + 2) * kRanks + 1;
-  static std::array<std::vector<double>, 2> ordinary{std::vector<double>(kElements), std::vector<double>(kElements)};
-  if (!allocated) return ordinary[static_cast<std::size_t>(buffer)].data();
+  static std::array<std::vector<double>, 2> private_memory{std::vector<double>(kElements), std::vector<double>(kElements)};
+  if (!allocated) return private_memory[static_cast<std::size_t>(buffer)].data();
   static const std::array<double*, 2> shared = [] {
     std::array<double*, 2> both{};
     for (double*& one : both) {
@@ -128,7 +128,7 @@ Status make(Communicator& c, const Call& call, bool allocated = false) {
   }
 }
 
-/// Two algorithms that can do `call` among these ranks; fewer where there are no two.
+/// The first two algorithms that support `call` among these ranks; fewer if there are no two.
 std::vector<std::string> two_algorithms(const Topology& topology, const Call& call) {
   std::vector<std::string> found;
   for (const Algorithm& algorithm : algorithms()) {
@@ -144,7 +144,7 @@ struct Pair {
   int odd_rank = 0;
 };
 
-/// A call of that kind, by `rank`: all_to_all_v has counts of each rank's own.
+/// A call of that kind that is the same on all ranks.
 Call usual_call(Kind kind, std::size_t count) {
   Call call;
   call.kind = kind;
@@ -155,7 +155,7 @@ Call usual_call(Kind kind, std::size_t count) {
   return call;
 }
 
-/// The same list on every rank. The odd rank goes round, from `first_odd` on.
+/// The same list on every rank. The odd rank changes from pair to pair, beginning with `first_odd`.
 std::vector<Pair> all_pairs(const Topology& topology, int first_odd) {
   std::vector<Pair> pairs;
   for (const std::size_t count : {kFew, kMany}) {
@@ -171,15 +171,15 @@ std::vector<Pair> all_pairs(const Topology& topology, int first_odd) {
       if (kind.kind == CollectiveKind::barrier) continue;
       if (!kind.has_counts) {
         differ([](Pair& pair) { ++pair.odd.count; });
-      } else if (kind.kind == CollectiveKind::all_to_all) {  // more for the next rank than that expects
+      } else if (kind.kind == CollectiveKind::all_to_all) {  // sends more to the next rank than that one expects
         differ([](Pair& pair) { ++pair.odd.counts[static_cast<std::size_t>((pair.odd_rank + 1) % kRanks)]; });
       } else {
-        differ([](Pair& pair) { ++pair.odd.counts[1]; });                        // also of the whole
-        differ([](Pair& pair) { ++pair.odd.counts[1], --pair.odd.counts[2]; });  // not of the whole
+        differ([](Pair& pair) { ++pair.odd.counts[1]; });                        // another total
+        differ([](Pair& pair) { ++pair.odd.counts[1], --pair.odd.counts[2]; });  // the same total
       }
       differ([](Pair& pair) { pair.odd.type = DataType::int32; });
       if (reduces(kind.kind)) differ([](Pair& pair) { pair.odd.op = ReduceOp::max; });
-      // Who takes itself for the root, too, or somebody else. That nobody does is below.
+      // Two ranks are root, each in its own view. pairs_without_root() has the case that no rank is.
       for (int odd = 1; has_root(kind.kind) && odd < kRanks; ++odd)
         differ([odd](Pair& pair) { pair.odd.root = 1, pair.odd_rank = odd; });
       if (kind.has_counts) continue;
@@ -191,7 +191,8 @@ std::vector<Pair> all_pairs(const Topology& topology, int first_odd) {
   return pairs;
 }
 
-/// The root of the others takes another rank for it: nobody is. Where all only send, none of them waits for anything.
+/// Rank 0, the root of its peers, names rank 1 as root: no rank is root in its own view. Where all ranks only send, no rank
+/// waits.
 std::vector<Pair> pairs_without_root(int times) {
   std::vector<Pair> pairs;
   for (int i = 0; i < 2 * times; ++i) {
@@ -205,16 +206,16 @@ std::vector<Pair> pairs_without_root(int times) {
   return pairs;
 }
 
-/// What is wrong with what this rank is told of `pair`; empty: nothing.
+/// What is wrong with this rank's error for `pair`; empty: nothing.
 std::string check_pair(Communicator& world, const Pair& pair, bool allocated) {
-  auto group = world.split(0, 0);  // of its own: it does not outlive the mismatch
+  auto group = world.split(0, 0);  // a new group, because the mismatch closes it
   if (!group.ok()) return group.status().to_string();
   if (const Status status = world.barrier(); !status.ok()) return status.to_string();
   const auto start = Clock::now();
   Status status = make(**group, world.rank() == pair.odd_rank ? pair.odd : pair.usual, allocated);
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const CallReport ran = (*group)->last_call();
-  // A rank whose own call needed nothing of the odd one hears of it in a later one.
+  // A rank whose call needs no data of the odd rank gets the error in a later call.
   while (status.ok() && seconds() < 1 * kSlack) status = (*group)->barrier();
   const auto names = [&](const auto&... facts) { return testing::mentions(status.message(), facts...); };
   if (status.code() != StatusCode::mismatch) {
@@ -223,13 +224,13 @@ std::string check_pair(Communicator& world, const Pair& pair, bool allocated) {
   const bool names_usual = names(fmt::format("rank {}", (pair.odd_rank + 1) % kRanks)) ||
                            names(fmt::format("rank {}", (pair.odd_rank + 2) % kRanks));
   if (!names(fmt::format("rank {}", pair.odd_rank)) || !names_usual) return "not both ranks: " + status.to_string();
-  // Though whoever is done with the call already is met in a barrier after it.
+  // Also if a rank was already done with the call, and the mismatch was found in the barrier after it.
   if (!names(pair.usual.words()) || !names(pair.odd.words())) return "not both calls: " + status.to_string();
   const bool same_words = pair.usual.words() == pair.odd.words();
   const bool same_kind = pair.usual.kind == pair.odd.kind;
   if (same_words && same_kind && !pair.usual.kind.has_counts && !names("algorithm"))
     return "not what differs: " + status.to_string();
-  // Of an all_to_all_v what the odd rank sends to the next one, and what that expects.
+  // For all_to_all_v: what the odd rank sends to the next rank, and what that one expects.
   const auto next = static_cast<std::size_t>((pair.odd_rank + 1) % kRanks);
   const bool names_numbers = pair.usual.kind.kind == CollectiveKind::all_to_all &&
                              names(std::to_string(pair.odd.counts[next]), std::to_string(pair.usual.receives[next]));
@@ -242,12 +243,12 @@ struct Setting {
   const char* wire;
   bool flight_records = true;
   bool allocated = false;  ///< buffers from mem_alloc()
-  int first_odd = 0;       ///< so that each pair meets every odd rank on some of the wires
-  std::size_t step = 1;    ///< of how many pairs one is taken
+  int first_odd = 0;       ///< differs between wires, so that each pair is tested with every odd rank
+  std::size_t step = 1;    ///< tests every step-th pair
 
   [[nodiscard]] bool is_library() const { return wire == std::string("ofi") || wire == std::string("ucx"); }
-  /// Why this cannot be tested here.
-  [[nodiscard]] std::string complaint() const {
+  /// Why this cannot be tested here; empty if it can.
+  [[nodiscard]] std::string unavailable() const {
     if (is_library()) return testing::library_complaint(wire);
     const bool may = wire != std::string("mixed") || testing::may_rename_host();
     return may ? "" : "this process may not make UTS namespaces";
@@ -255,22 +256,22 @@ struct Setting {
 };
 
 std::string name_of(const Setting& setting) {
-  return std::string(setting.wire) + (setting.flight_records ? "" : "_without_ledgers") +
+  return std::string(setting.wire) + (setting.flight_records ? "" : "_without_flight_records") +
          (setting.allocated ? "_in_shared_memory" : "");
 }
 
-/// Jobs that go through the pairs that `list` makes of their Topology. How many of them were gone through.
+/// Checks the pairs that `list` makes for the job's Topology. Returns the number of pairs.
 template <typename List>
 std::uint64_t check_pairs(const Setting& setting, const List& list) {
   testing::Surroundings around{.flight_records = setting.flight_records};
-  if (setting.is_library()) {  // all of it on the loopback device
+  if (setting.is_library()) {  // on the loopback device
     around.environment = {{"SHOAL_HOST_ADDRESS", "127.0.0.1"},
                           {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"},
                           {"UCX_NET_DEVICES", "lo"},
                           {"UCX_TLS", "tcp"}};
   }
   const auto start = Clock::now();
-  // Some pairs wait for what ranks tell each other after 0.4 s: jobs side by side take turns at the pairs.
+  // Some pairs take 0.4 s, until waiting ranks exchange their calls. So several jobs divide the pairs.
   std::vector<std::unique_ptr<Victims>> jobs;
   for (std::size_t job = 0; job < kJobs; ++job) {
     jobs.push_back(std::make_unique<Victims>(
@@ -314,9 +315,9 @@ INSTANTIATE_TEST_SUITE_P(, Mismatch,
                          [](const auto& info) { return name_of(info.param); });
 
 #define NEEDS_WIRE() \
-  if (const std::string complaint = GetParam().complaint(); !complaint.empty()) GTEST_SKIP() << complaint
+  if (const std::string why = GetParam().unavailable(); !why.empty()) GTEST_SKIP() << why
 
-TEST_P(Mismatch, OfEveryKindIsAnErrorOnEveryRankThatNamesBothSides) {
+TEST_P(Mismatch, EveryDifferenceNamesBothRanksOnAllRanks) {
   NEEDS_WIRE();
   const Setting& setting = GetParam();
   const std::uint64_t done =
@@ -332,17 +333,17 @@ INSTANTIATE_TEST_SUITE_P(, MismatchOfRoots,
                                            Setting{"shm", true, true}, Setting{"ofi"}, Setting{"ucx"}),
                          [](const auto& info) { return name_of(info.param); });
 
-TEST_P(MismatchOfRoots, WhereNobodyTakesItselfForTheRootIsAnErrorToo) {
+TEST_P(MismatchOfRoots, CallWithoutRootFails) {
   NEEDS_WIRE();
-  // Who waits for nobody in shared memory is done at once, and whether it notices may be a matter of luck.
+  // In shared memory a rank that only sends is done at once, and timing decides whether it sees the mismatch.
   const int times = GetParam().wire == std::string("shm") ? 5 : 1;
   const std::uint64_t done = check_pairs(GetParam(), [times](const Topology&) { return pairs_without_root(times); });
   EXPECT_EQ(done, 2U * 6 * static_cast<unsigned>(times));
 }
 
-// Rank 1 makes another call 0 than rank 0, and only sends in it and in call 1. Then it computes: as on another host, it neither
-// receives control messages nor has a flight record. The error of rank 0 names the call in which the two ranks differ.
-TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasMet) {
+// Rank 1 makes another call 0 than rank 0, and only sends in it and in call 1. Then it makes no call. As on another host, it
+// reads no control messages and has no flight record. The error of rank 0 names the call in which the two ranks differ.
+TEST(MismatchWithoutFlightRecords, ErrorNamesDifferingCallWhilePeerComputes) {
   Victims job(
       kRanks, "tcp", std::chrono::seconds(20),
       [](Communicator& c, Board&) {
@@ -359,13 +360,13 @@ TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasM
         } else if (std::chrono::duration<double>(Clock::now() - start).count() > 1 * kSlack) {
           return Status(StatusCode::internal, "late: " + status.to_string());
         }
-        // Rank 1 hears the question when it comes.
+        // Rank 1 handles the request of rank 0 in its next call.
         const bool names =
             c.rank() == 1
                 ? testing::mentions(status.message(), "rank 1", "reduce float32 x 10 sum", "rank 2", "rank 0", "broadcast")
                 : testing::mentions(status.message(), "rank 0", "call 0", "broadcast float32 x 10", "rank 1");
-        const bool told = status.code() == StatusCode::mismatch && names;
-        return told ? Status() : Status(StatusCode::internal, status.to_string());
+        const bool has_error = status.code() == StatusCode::mismatch && names;
+        return has_error ? Status() : Status(StatusCode::internal, status.to_string());
       },
       {.flight_records = false});
   EXPECT_EQ(job.wait(20 * kSlack), "");

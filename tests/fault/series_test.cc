@@ -1,7 +1,7 @@
-// Ranks that are killed or stopped at random moments, many times: every survivor ends with the right error in time, nothing is
+// Kills and stops ranks at random moments, many times: every survivor reports the right error in time, no process or file is
 // left, and no result is wrong.
 //
-// SHOAL_TEST_SEED=n runs one case; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones. A case prints its seed when it
+// SHOAL_TEST_SEED=n runs one case, SHOAL_TEST_SEEDS=n or first:n other cases than the default. A case prints its seed when it
 // fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ namespace {
 using testing::Board;
 using testing::ModelBuffers;
 using testing::ModelCall;
-using testing::OwnPlace;
+using testing::Sandbox;
 using testing::Victims;
 using Clock = std::chrono::steady_clock;
 
@@ -66,7 +66,7 @@ constexpr std::uint64_t kKillsAtMoments = 40;
 #endif
 constexpr double kInNodeSeconds = 1;
 constexpr double kBetweenHostsSeconds = 2;
-constexpr std::size_t kStopsAtOnce = 20;  // a job with a stopped rank sleeps
+constexpr std::size_t kStopsAtOnce = 20;  // a job with a stopped rank needs no processor time
 constexpr std::size_t kStartsAtOnce = 10;
 
 const char* wire_of(std::uint64_t seed, bool mixes) {
@@ -74,7 +74,7 @@ const char* wire_of(std::uint64_t seed, bool mixes) {
   return kWires[seed % (mixes ? 3 : 2)];
 }
 
-/// Calls of all kinds, the same on every rank, some in flight together, until one fails. Checks every result.
+/// Makes calls of all kinds, the same on every rank, some in flight together, until one fails. Checks every result.
 Status call_until_it_fails(Communicator& c, Board& board, std::uint64_t seed) {
   struct InFlight {
     std::unique_ptr<ModelCall> call;
@@ -104,47 +104,45 @@ Status call_until_it_fails(Communicator& c, Board& board, std::uint64_t seed) {
     if (flying.size() > k % 4) end_oldest();
     if (c.rank() == 0) board.calls.store(k + 1);
   }
-  for (InFlight& left : flying) static_cast<void>(left.work.wait());  // the buffers are theirs until then
+  for (InFlight& left : flying) static_cast<void>(left.work.wait());  // until then the calls may use the buffers
   return status;
 }
 
-/// What lies in the job's folder and should not: there are the keys of its store, which whoever made the folder removes, what
-/// the ranks have said, and the flight records of `failed`, all of these. What `victim` was writing to the store then is left,
-/// too.
-std::string strange_files(const Victims& job, const std::vector<int>& failed, int victim) {
+/// Files in the job's folder that should not be there, and flight records of the ranks `failed` that are missing. Expected are
+/// the keys of the store, a temporary key that `victim` was writing, and the ranks' standard error.
+std::string unexpected_files(const Victims& job, const std::vector<int>& failed, int victim) {
   std::set<std::string> flight_records;
   for (const int rank : failed) flight_records.insert(fmt::format("rank.{}", rank));
-  std::string strange;
+  std::string unexpected;
   std::error_code error;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(job.folder(), error)) {
     const std::string name = entry.path().filename();
     const std::string parent = entry.path().parent_path();
-    const bool in_front = parent == job.folder();
-    const bool of_store = in_front && (name.starts_with("key-") || name.starts_with("left-") ||
-                                       name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
-    const bool said = in_front && name.starts_with("stderr.");
-    // flight records/<job>/rank.N
+    const bool at_top = parent == job.folder();
+    const bool of_store = at_top && (name.starts_with("key-") || name.starts_with("left-") ||
+                                     name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
+    const bool is_stderr = at_top && name.starts_with("stderr.");
+    // flight_records/<job>/rank.N
     const bool is_folder = entry.path() == job.flight_records() || (parent == job.flight_records() && !failed.empty());
-    const bool is_ledger = !in_front && parent != job.flight_records() && flight_records.erase(name) == 1;
-    if (!of_store && !said && !is_folder && !is_ledger) strange += entry.path().string() + "\n";
+    const bool is_flight_record = !at_top && parent != job.flight_records() && flight_records.erase(name) == 1;
+    if (!of_store && !is_stderr && !is_folder && !is_flight_record) unexpected += entry.path().string() + "\n";
   }
-  for (const std::string& missing : flight_records) strange += missing + " is missing\n";
-  return strange;
+  for (const std::string& missing : flight_records) unexpected += missing + " is missing\n";
+  return unexpected;
 }
 
-/// Where the jobs of a test run, or null where this process may not make such a place: then only processes and files are looked
-/// for. Says so once.
-const OwnPlace* place_or_null(const OwnPlace& place) {
-  if (place.complaint().empty()) return &place;
-  std::cout << "processes and files only, no sockets and segments: " << place.complaint() << "\n";
+/// Null where this process may not make a sandbox: then the test checks processes and files only. Prints that once.
+const Sandbox* sandbox_or_null(const Sandbox& sandbox) {
+  if (sandbox.unavailable().empty()) return &sandbox;
+  std::cout << "checks processes and files only, not sockets and segments: " << sandbox.unavailable() << "\n";
   return nullptr;
 }
 
-/// What is left of a job whose processes have ended.
-void expect_nothing_left(const Victims& job, const OwnPlace* place) {
+/// Checks that a job whose processes have ended left nothing behind.
+void expect_nothing_left(const Victims& job, const Sandbox* sandbox) {
   EXPECT_TRUE(job.nothing_runs());
-  if (place != nullptr) {
-    EXPECT_EQ(place->contents(), "");
+  if (sandbox != nullptr) {
+    EXPECT_EQ(sandbox->contents(), "");
   }
 }
 
@@ -156,8 +154,8 @@ std::vector<int> all_of(const Victims& job) {
 
 double bound_of(const std::string& wire) { return (wire == "mixed" ? kBetweenHostsSeconds : kInNodeSeconds) * kSlack; }
 
-/// One kill. `slowest` becomes the longest time until a survivor knew.
-void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slowest) {
+/// Kills one rank. `slowest` becomes the longest time until a survivor reported it, in seconds.
+void kill_one(std::uint64_t seed, bool mixes, const Sandbox* sandbox, double* slowest) {
   std::mt19937_64 random(seed * 7919 + 1);
   const int ranks = 2 + static_cast<int>(random() % 5);
   const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
@@ -166,7 +164,7 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
   SCOPED_TRACE(fmt::format("seed {}: {} ranks over {}, rank {} killed after {} us", seed, ranks, wire, victim, moment.count()));
 
   Victims job(ranks, wire, std::chrono::seconds(60),
-              [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); }, {.place = place});
+              [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); }, {.sandbox = sandbox});
   ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
   std::this_thread::sleep_for(moment);
   const auto killed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -181,8 +179,8 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
     EXPECT_LT(seconds, bound_of(wire)) << "rank " << rank << ": " << one.text.data();
     *slowest = std::max(*slowest, seconds);
   }
-  expect_nothing_left(job, place);
-  EXPECT_EQ(strange_files(job, all_of(job), victim), "");
+  expect_nothing_left(job, sandbox);
+  EXPECT_EQ(unexpected_files(job, all_of(job), victim), "");
   std::vector<std::string> complaints;
   const auto jobs = read_jobs(job.flight_records(), complaints);
   ASSERT_EQ(jobs.size(), 1U);
@@ -191,25 +189,25 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
   EXPECT_THAT(diagnosis, testing::Mentions(fmt::format("process {}", job.pid(victim))));
 }
 
-TEST(Series, WhoeverIsKilledWheneverIsNamedInTimeAndNothingIsLeft) {
+TEST(Series, SurvivorsNameKilledRankAndNothingIsLeft) {
   const auto [first, count] = testing::wanted_seeds({0, kKills});
   const bool mixes = testing::may_rename_host();
   if (!mixes) std::cout << "only shm and tcp: this process may not make UTS namespaces\n";
-  const OwnPlace own;
-  const OwnPlace* place = place_or_null(own);
+  const Sandbox own;
+  const Sandbox* sandbox = sandbox_or_null(own);
   const auto start = Clock::now();
   double slowest = 0;
-  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_one(seed, mixes, place, &slowest);
-  std::cout << fmt::format("{} kills, seeds from {}; the slowest survivor knew after {:.3f} s; {:.1f} s in all\n", count, first,
-                           slowest, std::chrono::duration<double>(Clock::now() - start).count());
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_one(seed, mixes, sandbox, &slowest);
+  std::cout << fmt::format("{} kills, seeds from {}; the slowest survivor reported it after {:.3f} s; {:.1f} s in all\n", count,
+                           first, slowest, std::chrono::duration<double>(Clock::now() - start).count());
 }
 
-// That nothing is found after a kill says something only where what a job has is seen while it runs, and what a rank leaves
-// behind on purpose afterwards.
-TEST(Series, WhatAJobHasAndLeavesIsSeen) {
-  const OwnPlace place;
-  if (!place.complaint().empty()) GTEST_SKIP() << place.complaint();
-  EXPECT_EQ(place.contents(), "");
+// Proves that the sandbox sees what a running job holds and what a rank leaves behind on purpose. Otherwise an empty sandbox
+// after a kill would prove nothing.
+TEST(Series, SandboxListsWhatAJobHoldsAndLeaves) {
+  const Sandbox sandbox;
+  if (!sandbox.unavailable().empty()) GTEST_SKIP() << sandbox.unavailable();
+  EXPECT_EQ(sandbox.contents(), "");
   Victims job(2, "shm", std::chrono::seconds(60),
               [](Communicator& c, Board& board) -> Status {
                 if (c.rank() == 0) {
@@ -223,7 +221,7 @@ TEST(Series, WhatAJobHasAndLeavesIsSeen) {
                   const socklen_t size = offsetof(sockaddr_un, sun_path) + 1 + std::strlen("a-name");
                   if (::bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0)
                     return {StatusCode::internal, "no name"};
-                  if (::fork() == 0) {  // a process that nobody's group knows, with a socket
+                  if (::fork() == 0) {  // a process outside of the job's process group, with a socket
                     ::setsid();
                     board.mark_ns.store(::getpid());
                     for (;;) ::pause();
@@ -232,19 +230,19 @@ TEST(Series, WhatAJobHasAndLeavesIsSeen) {
                 while (!board.enough.load()) ::usleep(1000);
                 return {};
               },
-              {.place = &place});
+              {.sandbox = &sandbox});
   ASSERT_TRUE(job.all_joined());
   for (int k = 0; k < 3000 && job.board().mark_ns.load() == 0; ++k) ::usleep(1000);
   const auto child = static_cast<pid_t>(job.board().mark_ns.load());
-  EXPECT_THAT(place.contents(), ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", job.pid(0))),
-                                                 ::testing::HasSubstr(fmt::format("process {}\n", job.pid(1))),
-                                                 ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ listens"),
-                                                 ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ is open")));
+  EXPECT_THAT(sandbox.contents(), ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", job.pid(0))),
+                                                   ::testing::HasSubstr(fmt::format("process {}\n", job.pid(1))),
+                                                   ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ listens"),
+                                                   ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ is open")));
   job.board().enough.store(true);
   EXPECT_EQ(job.wait(20 * kSlack), "");
   EXPECT_TRUE(job.nothing_runs()) << "by the process group";
-  EXPECT_EQ(strange_files(job, {}, 0), "") << "ranks that end in order take their ledgers with them";
-  EXPECT_THAT(place.contents(),
+  EXPECT_EQ(unexpected_files(job, {}, 0), "") << "ranks that end in order remove their flight records";
+  EXPECT_THAT(sandbox.contents(),
               ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", child)), ::testing::HasSubstr("@a-name"),
                                ::testing::HasSubstr("file /tmp/a-file"), ::testing::HasSubstr("file /dev/shm/a-segment"),
                                ::testing::HasSubstr("/proc/sysvipc/shm")));
@@ -252,8 +250,8 @@ TEST(Series, WhatAJobHasAndLeavesIsSeen) {
   ::kill(child, SIGKILL);
 }
 
-/// A job of a random size and wire, one rank of which dies at a random moment.
-struct Doomed {
+/// A job of a random size and wire, one rank of which dies at a random moment of start-up.
+struct StartWithDeath {
   std::uint64_t seed = 0;
   int victim = 0;
   std::string wire;
@@ -261,54 +259,54 @@ struct Doomed {
   std::unique_ptr<Victims> job;
 };
 
-/// What became of the survivors.
-struct Toll {
+/// Statistics of the survivors.
+struct Survivors {
   double slowest = 0;
   std::string slowest_story;
-  int survivors = 0;
-  int named = 0;  ///< of the survivors, those who named the victim
+  int count = 0;
+  int named = 0;  ///< of them, those that named the victim
 
   void add(double seconds, bool names, const std::string& story) {
-    ++survivors;
+    ++count;
     named += names ? 1 : 0;
     if (seconds > slowest) slowest = seconds, slowest_story = story;
   }
 };
 
-/// "rank 3", or "ranks 1, 3".
+/// Whether the report of a rank names `victim`: "rank 3", or "ranks 1, 3".
 bool names_victim(const Board::Rank& one, int victim) {
   return std::regex_search(one.text.data(), std::regex(fmt::format("ranks? ([0-9]+, )*{}([^0-9]|$)", victim)));
 }
 
-/// A free port; in a place of the jobs' own one that none of their connections takes.
-int store_port(std::uint64_t seed, const OwnPlace* place) {
-  return place != nullptr ? 20'000 + static_cast<int>(seed % 10'000) : free_port("127.0.0.1").value();
+/// A free port; in a sandbox a port that none of the jobs' connections takes.
+int store_port(std::uint64_t seed, const Sandbox* sandbox) {
+  return sandbox != nullptr ? 20'000 + static_cast<int>(seed % 10'000) : free_port("127.0.0.1").value();
 }
 
 constexpr std::chrono::milliseconds kStartTimeout{static_cast<int>(3000 * kSlack)};
 
-Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
+StartWithDeath start_with_death(std::uint64_t seed, bool mixes, const Sandbox* sandbox) {
   std::mt19937_64 random(seed * 4363 + 5);
-  Doomed doomed;
-  doomed.seed = seed;
-  doomed.wire = wire_of(seed, mixes);
+  StartWithDeath start;
+  start.seed = seed;
+  start.wire = wire_of(seed, mixes);
   const int ranks = 2 + static_cast<int>(random() % 5);
-  doomed.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
+  start.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
   const bool probes = random() % 2 == 0;
-  const bool served = random() % 2 == 0;  // the store, by rank 0
-  // Most of start-up is short, and the measuring of links, where there is any, is long.
+  const bool served = random() % 2 == 0;  // rank 0 serves the store
+  // Start-up takes a few milliseconds, and longer when it measures the links.
   const auto moment = std::chrono::microseconds(random() % (random() % 2 == 0 ? 8'000 : 80'000));
-  doomed.story = fmt::format("seed {}: {} ranks over {}, a store {}{}, rank {} killed {} us after its fork", seed, ranks,
-                             doomed.wire, served ? "that rank 0 serves" : "in a folder", probes ? ", links are measured" : "",
-                             doomed.victim, moment.count());
-  doomed.job = std::make_unique<Victims>(
-      ranks, doomed.wire, kStartTimeout, [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); },
+  start.story = fmt::format("seed {}: {} ranks over {}, a store {}{}, rank {} killed {} us after its fork", seed, ranks,
+                            start.wire, served ? "that rank 0 serves" : "in a folder", probes ? ", links are measured" : "",
+                            start.victim, moment.count());
+  start.job = std::make_unique<Victims>(
+      ranks, start.wire, kStartTimeout, [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); },
       testing::Surroundings{.environment = {{"SHOAL_PROBE", probes ? "1" : "0"}},
-                            .place = place,
-                            .store_port = served ? store_port(seed, place) : 0,
-                            .dies = doomed.victim,
+                            .sandbox = sandbox,
+                            .store_port = served ? store_port(seed, sandbox) : 0,
+                            .dies = start.victim,
                             .dies_after = moment});
-  return doomed;
+  return start;
 }
 
 /// Whether the report of `rank` names another rank. A rank may wait for one that itself waits for the dead rank: then it can
@@ -319,58 +317,60 @@ bool names_another(const Board::Rank& one, int rank, int ranks) {
   return names;
 }
 
-void expect_end_of_start(const Doomed& doomed, Toll* toll) {
-  SCOPED_TRACE(doomed.story);
-  Victims& job = *doomed.job;
-  EXPECT_EQ(job.wait(20 * kSlack, {doomed.victim}), "");
+void expect_end_of_start(const StartWithDeath& start, Survivors* survivors) {
+  SCOPED_TRACE(start.story);
+  Victims& job = *start.job;
+  EXPECT_EQ(job.wait(20 * kSlack, {start.victim}), "");
   const double limit = std::chrono::duration<double>(kStartTimeout).count() + kInNodeSeconds * kSlack;
-  const bool entered = job.board().ranks[static_cast<std::size_t>(doomed.victim)].entered.load();
-  bool somebody_names = false;
+  const bool entered = job.board().ranks[static_cast<std::size_t>(start.victim)].entered.load();
+  bool any_names = false;
   for (int rank = 0; rank < job.size(); ++rank) {
-    if (rank == doomed.victim) continue;
+    if (rank == start.victim) continue;
     const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
     const double seconds = 1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load());
     const std::string words = one.text.data();
-    toll->add(seconds, names_victim(one, doomed.victim), doomed.story);
+    survivors->add(seconds, names_victim(one, start.victim), start.story);
     EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - one.began_ns), limit) << "rank " << rank << ": " << words;
     EXPECT_TRUE(one.code == StatusCode::timeout || one.code == StatusCode::peer_failed) << to_string(one.code) << ": " << words;
-    const bool names = names_victim(one, doomed.victim);
-    somebody_names |= names;
-    if (!names) std::cout << doomed.story << ": rank " << rank << " says " << words << "\n";
+    const bool names = names_victim(one, start.victim);
+    any_names |= names;
+    if (!names) std::cout << start.story << ": rank " << rank << " says " << words << "\n";
     EXPECT_TRUE(names || names_another(one, rank, job.size())) << "rank " << rank << ": " << words;
-    // Who has come is missed at once by all who have come, and who has joined is told so.
+    // Ranks that entered the store detect the death of another such rank at once. A rank that joined fails in its first call.
     if ((entered && one.entered.load()) || std::regex_search(words, std::regex("call [0-9]"))) {
-      EXPECT_TRUE(names_victim(one, doomed.victim)) << "rank " << rank << ": " << words;
-      EXPECT_LT(seconds, bound_of(doomed.wire)) << "rank " << rank << ": " << words;
+      EXPECT_TRUE(names_victim(one, start.victim)) << "rank " << rank << ": " << words;
+      EXPECT_LT(seconds, bound_of(start.wire)) << "rank " << rank << ": " << words;
     }
   }
-  EXPECT_TRUE(somebody_names) << "nobody has said who is missing";
+  EXPECT_TRUE(any_names) << "no rank named the missing rank";
 }
 
-TEST(Series, WhoIsKilledWhileAJobStartsHoldsUpNobodyForever) {
+TEST(Series, RankKilledAtStartUpDoesNotHangOthers) {
   const auto [first, count] = testing::wanted_seeds({0, kKillsAtMoments});
   const bool mixes = testing::may_rename_host();
-  const OwnPlace own;
-  const OwnPlace* place = place_or_null(own);
+  const Sandbox own;
+  const Sandbox* sandbox = sandbox_or_null(own);
   const auto start = Clock::now();
-  Toll toll;
+  Survivors survivors;
   for (std::uint64_t seed = first; seed < first + count && !HasFailure();) {
-    std::vector<Doomed> batch;  // who waits for a rank that has died waits until the deadline: many at once
-    for (; seed < first + count && batch.size() < kStartsAtOnce; ++seed) batch.push_back(start_doomed(seed, mixes, place));
-    for (const Doomed& doomed : batch) expect_end_of_start(doomed, &toll);
-    for (const Doomed& doomed : batch) expect_nothing_left(*doomed.job, place);
+    std::vector<StartWithDeath> batch;  // many at once, because some ranks wait for the dead one until the deadline
+    for (; seed < first + count && batch.size() < kStartsAtOnce; ++seed)
+      batch.push_back(start_with_death(seed, mixes, sandbox));
+    for (const StartWithDeath& each : batch) expect_end_of_start(each, &survivors);
+    for (const StartWithDeath& each : batch) expect_nothing_left(*each.job, sandbox);
   }
   std::cout << fmt::format(
-      "{} kills, seeds from {}; {} of {} survivors named the dead; the slowest ended after {:.3f} s ({}); {:.1f} s in all\n",
-      count, first, toll.named, toll.survivors, toll.slowest, toll.slowest_story,
+      "{} kills, seeds from {}; {} of {} survivors named the dead rank; the slowest ended after {:.3f} s ({}); {:.1f} s in "
+      "all\n",
+      count, first, survivors.named, survivors.count, survivors.slowest, survivors.slowest_story,
       std::chrono::duration<double>(Clock::now() - start).count());
 }
 
-/// Sums of the places that the members have in the job, of several sizes: the result says who they are. `calls` of them, or
-/// until one fails.
-Status sum_many(Communicator& c, int place, const std::vector<int>& members, int calls) {
+/// Sums, of several sizes, of numbers that identify the members by their ranks in the job. Makes `calls` sums, or fewer if one
+/// fails.
+Status sum_many(Communicator& c, int world_rank, const std::vector<int>& members, int calls) {
   for (int k = 0; k < calls; ++k) {
-    std::vector<std::int64_t> data(k % 3 == 2 ? 40'000 : k % 3 == 1 ? 1'000 : 3, std::int64_t{1} << (4 * place));
+    std::vector<std::int64_t> data(k % 3 == 2 ? 40'000 : k % 3 == 1 ? 1'000 : 3, std::int64_t{1} << (4 * world_rank));
     if (Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::int64, ReduceOp::sum); !status.ok())
       return status;
     std::int64_t right = 0;
@@ -388,8 +388,8 @@ bool names_dead(const Status& status, int victim) {
   return status.code() == StatusCode::peer_failed && testing::first_rank_named_in(status.message()) == victim;
 }
 
-/// Makes groups by split() and group(), calls in them, and destroys them in any order, until something fails. `victim` dies
-/// meanwhile: whatever fails first must name it.
+/// Makes groups by split() and group(), makes calls in them, and destroys them in any order, until a call fails. `victim` dies
+/// meanwhile: the first error must name it.
 Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t seed) {
   std::mt19937_64 random(seed);  // the same on every rank
   const int ranks = c.size();
@@ -407,7 +407,7 @@ Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t se
     }
     const bool is_member = std::ranges::find(members, c.rank()) != members.end();
     if (!is_member) {
-      groups.emplace_back();  // so that everybody destroys the same ones
+      groups.emplace_back();  // so that all ranks destroy the same groups
     } else {
       auto made = by_split ? c.split(color(c.rank()), 0) : c.group(members);
       if (!made.ok()) return made.status();
@@ -418,9 +418,9 @@ Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t se
       const Status status = group == nullptr ? Status() : sum_many(*group, c.rank(), its, 3);
       if (status.ok()) continue;
       if (std::ranges::find(its, victim) != its.end()) return status;
-      // A group of the living fails only because one of them has heard of the death elsewhere, and has gone.
+      // A group without the victim fails only because a member learned of the death in another group and closed this one.
       if (status.code() != StatusCode::peer_failed || names_dead(status, victim) || testing::mentions(status.message(), "died"))
-        return {StatusCode::internal, "WRONG: a group of the living failed: " + status.to_string()};
+        return {StatusCode::internal, "WRONG: a group without the victim failed: " + status.to_string()};
       return c.barrier();
     }
     while (groups.size() > 2)
@@ -430,26 +430,26 @@ Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t se
 
 enum class Moment { groups, shrink, destruction };
 
-/// What rank c.rank() does in a job of that kind. `victim` dies at a random moment of what the job is about; before a shrink()
-/// the reason for it comes: an abort, or the death of `first_victim`, where there is one.
-Status live_through(Moment moment, Communicator& c, Board& board, int victim, int first_victim, std::uint64_t seed) {
+/// The part of rank c.rank() in a job that tests `moment`, during which `victim` dies. The reason for a shrink() is the death
+/// of `first_victim`; an abort if that is -1.
+Status run_until_death(Moment moment, Communicator& c, Board& board, int victim, int first_victim, std::uint64_t seed) {
   std::mt19937_64 random(seed * 31 + 7);  // the same on every rank
-  const int place = c.rank();
-  std::vector<int> everybody(static_cast<std::size_t>(c.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  // Who fails before all have joined is no matter of this. The reason for a shrink() may come while others are still in here.
+  const int world_rank = c.rank();
+  std::vector<int> all_ranks(static_cast<std::size_t>(c.size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  // Deaths before all ranks joined are not tested here. The reason for a shrink() may come while ranks are in this barrier.
   if (Status status = c.barrier(); !status.ok() && moment != Moment::shrink) return status;
   if (moment == Moment::groups) {
-    if (place == victim) testing::die_after(std::chrono::microseconds(random() % 20'000), board);
+    if (world_rank == victim) testing::die_after(std::chrono::microseconds(random() % 20'000), board);
     return make_groups_until_one_fails(c, victim, seed);
   }
   if (moment == Moment::destruction) {
-    auto group = c.split(0, -place);
+    auto group = c.split(0, -world_rank);
     if (!group.ok()) return group.status();
-    if (Status status = sum_many(**group, place, everybody, 3); !status.ok()) return status;
+    if (Status status = sum_many(**group, world_rank, all_ranks, 3); !status.ok()) return status;
     if (Status status = c.barrier(); !status.ok()) return status;
-    if (place == victim) testing::die_after(std::chrono::microseconds(random() % 1'500), board);
-    // Some with calls in flight, some in the reverse order.
+    if (world_rank == victim) testing::die_after(std::chrono::microseconds(random() % 1'500), board);
+    // Half of the ranks destroy the group with a call in flight.
     Work left;
     std::int32_t value = 0;
     if (random() % 2 == 0) {
@@ -457,25 +457,25 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
       if (work.ok()) left = std::move(work).value();
     }
     group = Status(StatusCode::internal, "destroyed");
-    const Status ended = left.wait();  // the buffer is ours again
+    const Status ended = left.wait();  // until then the call may use the buffer
     if (!ended.ok() && ended.code() != StatusCode::aborted && !names_dead(ended, victim)) return ended;
-    return sum_many(c, place, everybody, 2);
+    return sum_many(c, world_rank, all_ranks, 2);
   }
   const auto delay = std::chrono::microseconds(random() % 4'000);
   const auto cause = std::chrono::microseconds(random() % 4'000);
   std::thread aborter;
-  if (place == first_victim) testing::die_after(cause, board);
-  if (first_victim < 0 && place == (victim + 1) % c.size()) {
+  if (world_rank == first_victim) testing::die_after(cause, board);
+  if (first_victim < 0 && world_rank == (victim + 1) % c.size()) {
     aborter = std::thread([&] {
       std::this_thread::sleep_for(cause);
-      c.abort("somebody wants it so");
+      c.abort("reason for shrink");
     });
   }
-  Status status = sum_many(c, place, everybody, kManyCalls);
+  Status status = sum_many(c, world_rank, all_ranks, kManyCalls);
   if (aborter.joinable()) aborter.join();
   if (status.code() == StatusCode::internal) return status;
-  if (place == victim) testing::die_after(delay, board);
-  std::vector<int> survivors = everybody;
+  if (world_rank == victim) testing::die_after(delay, board);
+  std::vector<int> survivors = all_ranks;
   std::erase_if(survivors, [&](int rank) { return rank == victim || rank == first_victim; });
   std::vector<std::unique_ptr<Communicator>> made;
   for (Communicator* now = &c;;) {
@@ -483,18 +483,18 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
     if (!left.ok()) return left.status();
     made.push_back(std::move(left).value());
     now = made.back().get();
-    if (now->size() == static_cast<int>(survivors.size())) return sum_many(*now, place, survivors, 6);
-    // The one that is going to die, or has died unseen, is in it.
-    std::vector<int> members = everybody;
+    if (now->size() == static_cast<int>(survivors.size())) return sum_many(*now, world_rank, survivors, 6);
+    // It still has the victim, which dies later or whose death was not known yet.
+    std::vector<int> members = all_ranks;
     if (now->size() == c.size() - 1 && first_victim >= 0) std::erase(members, first_victim);
-    status = sum_many(*now, place, members, kManyCalls);
+    status = sum_many(*now, world_rank, members, kManyCalls);
     if (status.code() != StatusCode::peer_failed) return {StatusCode::internal, "WRONG after a shrink: " + status.to_string()};
   }
 }
 
-void kill_at_moment(std::uint64_t seed, bool mixes, const OwnPlace* place, Toll* toll) {
+void kill_at_moment(std::uint64_t seed, bool mixes, const Sandbox* sandbox, Survivors* survivors) {
   std::mt19937_64 random(seed * 9421 + 11);
-  constexpr std::array<const char*, 3> kNames{"groups are made", "it shrinks", "it is destroyed"};
+  constexpr std::array<const char*, 3> kNames{"groups are made", "the communicator shrinks", "the communicator is destroyed"};
   const auto moment = static_cast<Moment>(seed / 3 % 3);  // each with each wire
   const std::string wire = wire_of(seed, mixes);
   const int ranks = 3 + static_cast<int>(random() % 4);
@@ -507,8 +507,8 @@ void kill_at_moment(std::uint64_t seed, bool mixes, const OwnPlace* place, Toll*
                                         two_die ? fmt::format(" after the death of rank {}", first_victim) : std::string());
   SCOPED_TRACE(story);
   Victims job(ranks, wire, std::chrono::seconds(15),
-              [=](Communicator& c, Board& board) { return live_through(moment, c, board, victim, first_victim, seed); },
-              {.place = place});
+              [=](Communicator& c, Board& board) { return run_until_death(moment, c, board, victim, first_victim, seed); },
+              {.sandbox = sandbox});
   ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
   EXPECT_EQ(two_die ? job.wait(30 * kSlack, {victim, first_victim}) : job.wait(30 * kSlack, {victim}), "");
   const auto ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -518,33 +518,34 @@ void kill_at_moment(std::uint64_t seed, bool mixes, const OwnPlace* place, Toll*
     const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
     const double seconds = 1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load());
     const Status status(one.code, one.text.data());
-    toll->add(seconds, names_dead(status, victim), story);
+    survivors->add(seconds, names_dead(status, victim), story);
     EXPECT_LT(seconds, bound_of(wire)) << "rank " << rank << ": " << status.to_string();
-    // Survivors go on after a shrink; what is over before the death is well.
-    const bool may_be_well = moment != Moment::groups;
+    // Survivors continue after a shrink, and calls that ended before the death succeeded.
+    const bool may_succeed = moment != Moment::groups;
     const bool may_fail = moment != Moment::shrink;
-    EXPECT_TRUE((status.ok() && may_be_well) || (names_dead(status, victim) && may_fail))
+    EXPECT_TRUE((status.ok() && may_succeed) || (names_dead(status, victim) && may_fail))
         << "rank " << rank << ": " << status.to_string();
   }
-  // Destruction waits for nobody, dead or not.
+  // Destruction waits for no rank, dead or alive.
   EXPECT_LT(1e-9 * static_cast<double>(ended_ns - job.board().mark_ns.load()), bound_of(wire) + kInNodeSeconds * kSlack);
-  expect_nothing_left(job, place);
+  expect_nothing_left(job, sandbox);
 }
 
-TEST(Series, WhoIsKilledWhileGroupsAreMadeShrunkAndDestroyedIsNamedOrLeftOut) {
+TEST(Series, RankKilledDuringGroupChangeIsNamedOrExcluded) {
   const auto [first, count] = testing::wanted_seeds({0, kKillsAtMoments});
   const bool mixes = testing::may_rename_host();
-  const OwnPlace own;
-  const OwnPlace* place = place_or_null(own);
+  const Sandbox own;
+  const Sandbox* sandbox = sandbox_or_null(own);
   const auto start = Clock::now();
-  Toll toll;
-  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_at_moment(seed, mixes, place, &toll);
+  Survivors survivors;
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed)
+    kill_at_moment(seed, mixes, sandbox, &survivors);
   std::cout << fmt::format(
       "{} kills, seeds from {}; the slowest of {} survivors had ended after {:.3f} s ({}); {:.1f} s in all\n", count, first,
-      toll.survivors, toll.slowest, toll.slowest_story, std::chrono::duration<double>(Clock::now() - start).count());
+      survivors.count, survivors.slowest, survivors.slowest_story, std::chrono::duration<double>(Clock::now() - start).count());
 }
 
-/// Sums until rank 0 has been told that it is enough, and says so in a sum. Checks every result.
+/// Makes sums until the watcher sets `enough`, which rank 0 passes on in a sum. Checks every result.
 Status sum_until_enough(Communicator& c, Board& board) {
   std::vector<std::int32_t> data(3000);
   for (std::uint64_t k = 0;; ++k) {
@@ -565,7 +566,7 @@ Status sum_until_enough(Communicator& c, Board& board) {
 struct StoppedJob {
   std::uint64_t seed = 0;
   int victim = 0;
-  bool wakes = true;  ///< before the deadline
+  bool wakes = true;  ///< the watcher continues the rank before the deadline
   std::unique_ptr<Victims> job;
 };
 
@@ -585,10 +586,10 @@ StoppedJob stop_one(std::uint64_t seed, bool mixes) {
   return stopped;
 }
 
-/// Somebody has warned on standard error that the victim is late.
+/// Whether a rank has warned on standard error that the victim is late.
 bool is_reported(const StoppedJob& stopped) {
   for (int rank = 0; rank < stopped.job->size(); ++rank) {
-    std::istringstream lines(stopped.job->heard(rank));
+    std::istringstream lines(stopped.job->stderr_of(rank));
     for (std::string line; std::getline(lines, line);) {
       const bool of_a_wait =
           std::regex_search(line, std::regex("[0-9] s ")) && std::regex_search(line, std::regex("call [0-9]"));
@@ -611,16 +612,16 @@ void expect_waited_for(StoppedJob& stopped) {
   const auto until = Clock::now() + std::chrono::duration<double>(20 * kSlack);
   while (Clock::now() < until && !(stopped.wakes ? is_reported(stopped) : others_have_ended(stopped)))
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_TRUE(is_reported(stopped)) << "nobody was told who is late";
+  EXPECT_TRUE(is_reported(stopped)) << "no warning named the late rank";
   std::vector<std::string> complaints;
   const auto jobs = read_jobs(stopped.job->flight_records(), complaints);
   if (stopped.wakes) {
-    const Diagnosis found = jobs.empty() ? Diagnosis{"no ledger", {}} : diagnose(jobs.front(), 0.01);
+    const Diagnosis found = jobs.empty() ? Diagnosis{"no flight record", {}} : diagnose(jobs.front(), 0.01);
     const pid_t its_pid = stopped.job->pid(stopped.victim);
     EXPECT_THAT(found.sentence, testing::Mentions(fmt::format("rank {}", stopped.victim), fmt::format("process {}", its_pid)));
     EXPECT_THAT(found.suggestion, testing::Mentions(fmt::format("kill -CONT {}", its_pid)));
   }
-  // Where the others have given up, the one that wakes must be told in its next call.
+  // If the other ranks timed out, the stopped rank gets that error in its next call.
   if (stopped.wakes) stopped.job->board().enough.store(true);
   ::kill(stopped.job->pid(stopped.victim), SIGCONT);
   EXPECT_EQ(stopped.job->wait(20 * kSlack), "");
@@ -636,7 +637,7 @@ void expect_waited_for(StoppedJob& stopped) {
   EXPECT_TRUE(stopped.job->nothing_runs());
 }
 
-TEST(Series, WhoeverIsStoppedIsReportedLateAndWaitedForUntilTheDeadline) {
+TEST(Series, StoppedRankIsReportedAndAwaitedUntilDeadline) {
   const auto [first, count] = testing::wanted_seeds({0, kStops});
   const bool mixes = testing::may_rename_host();
   if (!mixes) std::cout << "only shm and tcp: this process may not make UTS namespaces\n";

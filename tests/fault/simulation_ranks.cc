@@ -23,7 +23,7 @@ HubEnds::HubEnds(LoopbackHub& hub, int ranks) {
 
 namespace {
 
-constexpr unsigned char kUsedAgain = 0x5A;
+constexpr unsigned char kReuseMark = 0x5A;
 constexpr std::chrono::microseconds kLongStep{500};
 
 struct ConnectedEnd {
@@ -31,7 +31,7 @@ struct ConnectedEnd {
   std::vector<std::unique_ptr<Link>> links;
 };
 
-/// Ranks come one after the other: while one waits for the rest, the next one comes.
+/// Connects the ranks in one thread: while one rank waits for its peers, the next one connects.
 std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks) {
   HubEnds ends(hub, ranks);
   std::vector<ConnectedEnd> connected(static_cast<std::size_t>(ranks));
@@ -103,7 +103,7 @@ bool SimulatedRank::is_awaited(std::size_t index) const {
   return !scenario_.calls[index].model.async && !calls_[index].ended_at;
 }
 
-// As the progress thread sees it.
+// The condition of the progress thread.
 bool SimulatedRank::needs_driver() const { return engine_->busy() || engine_->unsent(); }
 
 bool SimulatedRank::calls_now() const {
@@ -135,7 +135,7 @@ Clock::time_point SimulatedRank::next_event() const {
 char SimulatedRank::step() {
   const auto begin = Simulated::now();
   char did = 0;
-  // Who drives and who makes calls take turns as it happens, where both have something to do.
+  // Driving and making calls alternate at random where both are possible.
   if (calls_now() && (phase_ == Phase::idle || random_() % 2 == 0)) {
     make_calls();
     did = 'c';
@@ -143,7 +143,7 @@ char SimulatedRank::step() {
     did = drive();
   }
   note_ends();
-  // It has waited in the middle of a step, for room on the control plane: the others do not stand still meanwhile.
+  // The step waited for room on the control plane. The other ranks make steps meanwhile, so the clock goes back.
   if (Simulated::now() - begin > kLongStep) {
     busy_until_ = Simulated::now();
     Simulated::go_back_to(begin);
@@ -151,7 +151,7 @@ char SimulatedRank::step() {
   return did;
 }
 
-// When the call `next` is made.
+// Sets the time of the call `next`.
 void SimulatedRank::think(std::size_t next) {
   makes_next_at_ = Simulated::now() + std::chrono::nanoseconds(scenario_.think_ns == 0 ? 0 : random_() % scenario_.think_ns);
   if (rank_ != scenario_.culprit || next != scenario_.at_call) return;
@@ -176,7 +176,7 @@ void SimulatedRank::make_call(std::size_t index) {
 
 void SimulatedRank::post(std::size_t index) { executor_->post(calls_[index].operation); }
 
-// The next call; now and then with the one after it, and that one comes first, as from two threads.
+// Makes the next call; sometimes also the one after it, which is posted first, as two threads may do.
 void SimulatedRank::make_calls() {
   const std::size_t first = made_++;
   make_call(first);
@@ -233,7 +233,7 @@ char SimulatedRank::drive() {
   return '?';
 }
 
-// It was about to sleep.
+// Cancels a sleep that was announced.
 void SimulatedRank::stay_awake() {
   engine_->finish_wait({});
   phase_ = Phase::look;
@@ -247,22 +247,21 @@ void SimulatedRank::note_ends() {
     call.outcome = call.operation->outcome();
     ++ended_;
     if (call.outcome.ok()) call.wrong = call.buffers->check();
-    // The buffers are the program's again, however the call has ended, and it writes into them: nobody may read or write them
-    // any more.
+    // The call has ended, so the program may reuse its buffers. Overwriting them here reveals later reads and writes.
     const CallBuffers& bytes = call.operation->plan->buffers;
-    if (call.buffers->input() != nullptr) std::memset(const_cast<void*>(call.buffers->input()), kUsedAgain, bytes.input_bytes);
-    if (call.buffers->output() != nullptr) std::memset(call.buffers->output(), kUsedAgain, bytes.output_bytes);
+    if (call.buffers->input() != nullptr) std::memset(const_cast<void*>(call.buffers->input()), kReuseMark, bytes.input_bytes);
+    if (call.buffers->output() != nullptr) std::memset(call.buffers->output(), kReuseMark, bytes.output_bytes);
   }
 }
 
 void SimulatedRank::abort(const std::string& reason) {
   executor_->close({StatusCode::aborted, reason});
-  if (phase_ == Phase::idle) engine_->check();  // as who closes where nobody drives: ProgressEngine::tend_to_closed()
+  if (phase_ == Phase::idle) engine_->check();  // as ProgressEngine::tend_to_closed() does
   note_ends();
 }
 
 void SimulatedRank::bury() {
-  executor_->close({StatusCode::aborted, "it has been killed"});
+  executor_->close({StatusCode::aborted, "the rank has been killed"});
   while (engine_->busy()) engine_->progress();
   made_ = calls_.size();
   ended_ = calls_.size();
@@ -272,7 +271,7 @@ void SimulatedRank::bury() {
 void SimulatedRank::leave() {
   while (engine_->busy()) engine_->progress();
   if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) engine_->finish_wait({});
-  engine_->check();                    // unlock() does so, and may have more to send
+  engine_->check();                    // as unlock() does; it may have more to send
   engine_->parts().control->finish();  // the progress thread would send the rest
   lock_.unlock();
   executor_->shut_down();
@@ -280,8 +279,8 @@ void SimulatedRank::leave() {
     if (call.operation == nullptr) continue;
     const std::span output(static_cast<const unsigned char*>(call.buffers->output()),
                            call.buffers->output() == nullptr ? 0 : call.operation->plan->buffers.output_bytes);
-    const bool untouched = std::ranges::all_of(output, [](unsigned char byte) { return byte == kUsedAgain; });
-    if (call.ended_at && !untouched) call.wrong += "; its output was written to after it had ended";
+    const bool untouched = std::ranges::all_of(output, [](unsigned char byte) { return byte == kReuseMark; });
+    if (call.ended_at && !untouched) call.wrong += "; its output was written after it had ended";
     std::exchange(call.operation, nullptr)->drop_reference();
   }
   executor_.reset();

@@ -1,5 +1,4 @@
-// One rank of the engine's simulation: its ProgressEngine and Executor, whoever drives them, and the program that makes the
-// calls.
+// One rank of the engine's simulation: its ProgressEngine and Executor, their driver, and the program that makes the calls.
 #pragma once
 
 #include <poll.h>
@@ -19,7 +18,7 @@
 
 namespace shoal::testing {
 
-/// The ends of one hub, by rank.
+/// The transports of one hub and their addresses, by rank.
 struct HubEnds {
   HubEnds(LoopbackHub& hub, int ranks);
 
@@ -30,18 +29,18 @@ struct HubEnds {
 /// One ProgressEngine with one Executor for each rank.
 std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, LoopbackHub& data, LoopbackHub& control);
 
-/// A call of one rank, and what became of it.
+/// A call of one rank, and its outcome.
 struct MadeCall {
   internal::Operation* operation = nullptr;  ///< null: not made yet
   std::unique_ptr<ModelBuffers> buffers;
   SimulatedClock::time_point made_at{};
   std::optional<SimulatedClock::time_point> ended_at;
   Status outcome;     ///< once it has ended
-  std::string wrong;  ///< what is wrong with the result, where it says ok
+  std::string wrong;  ///< what is wrong with the result of a call that returned ok
 };
 
-/// What drive() does with one engine (drive.h), in steps between which other ranks have theirs, and what its caller does. Keeps
-/// the driver lock, so that no thread of the library's comes in between.
+/// Does what drive() does with one engine (drive.h), and what its caller does, in steps that alternate with those of other
+/// ranks. Holds the driver lock, so that no thread of the library drives the engine.
 class SimulatedRank {
  public:
   SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor> executor);
@@ -51,19 +50,19 @@ class SimulatedRank {
 
   /// Whether a step would do anything now.
   [[nodiscard]] bool is_ready() const;
-  /// Until when it does not, where nobody else wakes it. time_point::max(): for ever.
+  /// When is_ready() becomes true if no other rank acts. time_point::max(): never.
   [[nodiscard]] SimulatedClock::time_point next_event() const;
-  /// One step: what was done, a letter for each kind.
+  /// Makes one step. Returns a letter for the kind of step.
   char step();
 
   /// All calls have ended.
   [[nodiscard]] bool is_done() const noexcept { return ended_ == calls_.size(); }
-  /// Makes the call that it waits with since it is an `absent` one.
+  /// Lets a rank with the fault `absent` make the call that it withheld.
   void end_absence() noexcept { absent_ = false; }
   void abort(const std::string& reason);
-  /// It has been killed: ends its calls, which nobody looks at, without a step.
+  /// The rank has been killed: ends its calls without a step. Nobody checks them.
   void bury();
-  /// Destroys the communicator. Once, when all calls have ended.
+  /// Destroys the communicator. To be called once, when all calls have ended.
   void leave();
   [[nodiscard]] bool has_left() const noexcept { return executor_ == nullptr; }
 
@@ -91,13 +90,13 @@ class SimulatedRank {
   DriverLock lock_;
   std::mt19937_64 random_;
   Phase phase_ = Phase::idle;
-  std::vector<pollfd> descriptors_;        // that it sleeps on
-  SimulatedClock::time_point wakes_at_{};  // at the latest
+  std::vector<pollfd> descriptors_;        // while asleep: the descriptors that wake it
+  SimulatedClock::time_point wakes_at_{};  // while asleep: the latest time to wake
   std::vector<MadeCall> calls_;
   std::size_t made_ = 0;
   std::size_t ended_ = 0;
   SimulatedClock::time_point makes_next_at_{};
-  SimulatedClock::time_point busy_until_{};  // with its last step
+  SimulatedClock::time_point busy_until_{};  // end of its last step
   bool absent_ = false;
 };
 

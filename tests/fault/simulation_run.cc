@@ -21,7 +21,7 @@ namespace {
 using Clock = SimulatedClock;
 using std::chrono::nanoseconds;
 
-constexpr std::uint64_t kMostSteps = 4'000'000;  // none has had a tenth of it
+constexpr std::uint64_t kMostSteps = 4'000'000;  // ten times what any seed has needed
 
 /// FNV-1a.
 class Hash {
@@ -53,21 +53,21 @@ class Simulation {
 
   Report run() {
     begin_fault_if_due();
-    const char* why_not = nullptr;
-    while (why_not == nullptr && !is_over()) {
-      if (others_are_done()) let_culprit_go_on();
+    const char* stuck = nullptr;
+    while (stuck == nullptr && !is_over()) {
+      if (others_are_done()) resume_culprit();
       if (SimulatedRank* const rank = choose()) {
         step(*rank);
-      } else if (!go_on_to_next_event()) {
-        why_not = "hangs: nothing is to come";
+      } else if (!advance_to_next_event()) {
+        stuck = "hangs: no event is left";
       }
-      if (++report_.steps == kMostSteps) why_not = "does not end";
+      if (++report_.steps == kMostSteps) stuck = "does not end";
     }
-    if (why_not != nullptr) report_.complaints.push_back(fmt::format("the simulation {}:{}", why_not, open_calls()));
+    if (stuck != nullptr) report_.complaints.push_back(fmt::format("the simulation {}:{}", stuck, open_calls()));
     report_.time = Simulated::now() - Simulated::kStart;
     report_.fault_began = history_.fault_at.has_value();
-    end_ranks(why_not == nullptr);
-    if (why_not == nullptr) {
+    end_ranks(stuck == nullptr);
+    if (stuck == nullptr) {
       for (std::string& complaint : complaints_about(history_)) report_.complaints.push_back(std::move(complaint));
     }
     report_.hash = hash_.value();
@@ -77,7 +77,7 @@ class Simulation {
  private:
   [[nodiscard]] SimulatedRank& culprit() { return *ranks_[static_cast<std::size_t>(scenario_.culprit)]; }
   [[nodiscard]] bool moves(const SimulatedRank& rank) const {
-    return !history_.is_dead(rank.rank()) && !(stands_still_ && history_.is_culprit(rank.rank()));
+    return !history_.is_dead(rank.rank()) && !(paused_ && history_.is_culprit(rank.rank()));
   }
   [[nodiscard]] bool is_over(const SimulatedRank& rank) const {
     return rank.is_done() && (!scenario_.leaves || rank.has_left());
@@ -89,7 +89,7 @@ class Simulation {
     return std::ranges::all_of(ranks_, [&](const auto& rank) { return history_.is_culprit(rank->rank()) || rank->is_done(); });
   }
 
-  /// The rank whose step is next; null where there is none that could do anything.
+  /// The rank that makes the next step; null if no rank is ready.
   SimulatedRank* choose() {
     const auto count = ranks_.size();
     std::size_t first = random_() % count;
@@ -111,7 +111,7 @@ class Simulation {
     } else {
       did = rank.step();
     }
-    // All ranks have a core each, so of many the steps follow each other sooner.
+    // Each rank has its own core, so with many ranks the steps follow each other sooner.
     const std::uint64_t most = std::max<std::uint64_t>(scenario_.step_ns * 4 / std::max<std::uint64_t>(ranks_.size(), 4), 2);
     Simulated::pass(nanoseconds(most / 2 + random_() % most));
     note(rank.rank(), did);
@@ -132,7 +132,7 @@ class Simulation {
     switch (scenario_.fault) {
       case Fault::pause:
       case Fault::stop:
-        stands_still_ = true;
+        paused_ = true;
         break;
       case Fault::kill:
         data_.kill(scenario_.culprit);
@@ -148,25 +148,25 @@ class Simulation {
     note(scenario_.culprit, '!');
   }
 
-  void let_culprit_go_on() {
-    if (history_.went_on_at || !(stands_still_ || scenario_.fault == Fault::absent)) return;
-    history_.went_on_at = Simulated::now();
-    stands_still_ = false;
+  void resume_culprit() {
+    if (history_.resumed_at || !(paused_ || scenario_.fault == Fault::absent)) return;
+    history_.resumed_at = Simulated::now();
+    paused_ = false;
     culprit().end_absence();
     note(scenario_.culprit, '+');
   }
 
-  /// False where nothing is to come.
-  bool go_on_to_next_event() {
+  /// Moves the clock to the next event. False if there is none.
+  bool advance_to_next_event() {
     auto next = Clock::time_point::max();
     for (const auto& rank : ranks_) {
       if (moves(*rank)) next = std::min(next, rank->next_event());
     }
-    const bool pauses = stands_still_ && scenario_.fault == Fault::pause;
+    const bool pauses = paused_ && scenario_.fault == Fault::pause;
     const auto pause_ends = pauses ? *history_.fault_at + scenario_.fault_time : Clock::time_point::max();
     if (std::min(next, pause_ends) == Clock::time_point::max()) return false;
     Simulated::pass_until(std::min(next, pause_ends));
-    if (pause_ends <= next) let_culprit_go_on();
+    if (pause_ends <= next) resume_culprit();
     return true;
   }
 
@@ -181,7 +181,7 @@ class Simulation {
     return open;
   }
 
-  /// `all_ended`: all calls have ended, but those of a dead rank.
+  /// `all_ended`: all calls have ended except those of a dead rank.
   void end_ranks(bool all_ended) {
     for (const auto& rank : ranks_) {
       Simulated::start_step("the end of rank", static_cast<unsigned long long>(rank->rank()));
@@ -206,14 +206,14 @@ class Simulation {
   History history_{scenario_, ranks_, {}, {}};
   std::size_t last_ = 0;
   std::uint64_t culprit_steps_ = 0;
-  bool stands_still_ = false;
+  bool paused_ = false;
   const bool traces_ = std::getenv("SHOAL_TEST_TRACE") != nullptr;
 };
 
 }  // namespace
 
 Report simulate(const Scenario& scenario) {
-  ProgressThread::instance();  // now: it has a descriptor for good
+  ProgressThread::instance();  // before the simulation: it keeps a descriptor of the kernel
   const Simulated system(scenario.seed);
   Report report = Simulation(scenario).run();
   if (const std::size_t open = Simulated::open_descriptors(); open != 0)

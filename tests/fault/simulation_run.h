@@ -13,16 +13,16 @@ namespace shoal::testing {
 
 /// What happened in one simulation.
 struct Report {
-  std::vector<std::string> complaints;  ///< empty: all was as it must be
-  std::uint64_t hash = 0;               ///< of every step, its time, and what each call ended with
+  std::vector<std::string> complaints;  ///< empty: everything was right
+  std::uint64_t hash = 0;               ///< of all steps, their times, and the outcomes of the calls
   std::uint64_t steps = 0;
-  std::chrono::nanoseconds time{};  ///< that has passed in it
+  std::chrono::nanoseconds time{};  ///< simulated
   std::size_t failed_calls = 0;
-  bool fault_began = false;  ///< the culprit stood still, died or aborted before it was done
+  bool fault_began = false;  ///< the culprit paused, died or aborted before it was done
 };
 
-/// All ranks in this thread. The same scenario gives the same report, whatever else the machine does. With SHOAL_TEST_TRACE=1
-/// every step is shown on standard error: SimulatedRank::step() has the letters.
+/// Runs all ranks in this thread. The same scenario gives the same report on any machine. With SHOAL_TEST_TRACE=1 standard
+/// error gets a line for every step, with the letter of SimulatedRank::step().
 Report simulate(const Scenario& scenario);
 
 }  // namespace shoal::testing

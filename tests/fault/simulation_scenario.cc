@@ -11,9 +11,9 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr int kFewRanks = 6;           // whose sums every type holds exactly: see call_model.h
+constexpr int kFewRanks = 6;           // up to here every type holds the sums exactly: see call_model.h
 constexpr int kManyRanks = 9;          // from here on messages are small
-constexpr int kHundredsOfRanks = 100;  // from here on memory is
+constexpr int kHundredsOfRanks = 100;  // from here on buffers are small
 
 class Draw {
  public:
@@ -21,7 +21,7 @@ class Draw {
 
   std::uint64_t pick(std::uint64_t low, std::uint64_t high) { return low + random_() % (high - low + 1); }
   bool chance(std::uint64_t one_in) { return pick(1, one_in) == 1; }
-  /// Small numbers are as likely as large ones.
+  /// Draws small numbers as often as large ones.
   std::uint64_t pick_size(std::uint64_t most_bits) { return pick(0, (std::uint64_t{1} << pick(0, most_bits)) - 1); }
   template <typename List>
   const auto& one_of(const List& list) {
@@ -45,7 +45,7 @@ Topology draw_topology(Draw& draw) {
       tens[std::min(draw.pick(0, tens.size() - 1), draw.pick(0, tens.size() - 1))]);  // the smaller ones more often
 }
 
-/// An algorithm for a call; null where none that is drawn serves it.
+/// A random algorithm; null if it does not support the call.
 const Algorithm* draw_algorithm(Draw& draw, const Topology& topology, const ModelCall& model) {
   const Algorithm& algorithm = draw.one_of(algorithms());
   std::vector<std::size_t> counts;
@@ -61,15 +61,15 @@ SimulatedCall draw_call(Draw& draw, const Topology& topology) {
   const std::size_t most = ranks < kManyRanks ? 60'000 : ranks < kHundredsOfRanks ? 4'000 : 300;
   for (;;) {
     SimulatedCall call{random_call(draw.random(), ranks, draw.chance(3) ? most : most / 16), nullptr};
-    // One number for each pair of ranks: the model takes too long over them.
+    // A count for each pair of ranks would make the model too slow.
     if (!call.model.shares.empty() && ranks >= kHundredsOfRanks) continue;
     if (is_exact(call.model)) call.algorithm = draw_algorithm(draw, topology, call.model);
     if (call.algorithm != nullptr) return call;
   }
 }
 
-/// One element more in one of the shares, such that all others stay where they are: in an all_to_all, where only two ranks hear
-/// of it, of what `rank` sends or receives.
+/// Adds an element to one share without moving the other shares. In an all_to_all, where only two ranks see the difference, the
+/// share is one that `rank` sends or receives.
 void add_element(ModelCall& model, int rank) {
   if (model.shares.empty()) {
     ++model.count;
@@ -82,7 +82,7 @@ void add_element(ModelCall& model, int rank) {
   }
 }
 
-/// Another call than `call` for `rank`, in one thing or in all.
+/// A call of `rank` that differs from `call` in one property or in all.
 SimulatedCall draw_other_call(Draw& draw, const Topology& topology, const SimulatedCall& call, int rank) {
   for (;;) {
     SimulatedCall other = call;
@@ -132,8 +132,8 @@ LoopbackOptions draw_wire(Draw& draw, std::uint64_t seed, int ranks) {
 LoopbackOptions draw_control(Draw& draw, std::uint64_t seed, int ranks) {
   LoopbackOptions control;
   control.seed = seed + 1;
-  // What ranks tell each other must fit: a StragglerDetector::Words, and the calls of a rank that disagrees. There must be room
-  // for all that a rank is told while it stands still: where there is none, words are lost, an abort among them.
+  // A tile must hold a StragglerDetector::Words, and the calls of a rank that disagrees. The links must hold all messages to a
+  // rank that pauses: otherwise messages are lost, also an abort.
   control.tile_bytes = ranks < kManyRanks ? 4096 : 1536;
   control.capacity_tiles = ranks < kManyRanks ? 32 : ranks < kHundredsOfRanks ? 24 : 3;
   control.mean_delay = microseconds(draw.one_of(std::array{0, 0, 30, 1000}));
@@ -153,7 +153,7 @@ void draw_fault(Draw& draw, Scenario& scenario) {
   scenario.culprit = static_cast<int>(draw.pick(0, static_cast<std::uint64_t>(ranks) - 1));
   scenario.at_step = draw.pick_size(9);
   scenario.at_call = draw.pick(0, scenario.calls.size() - 1);
-  // Of what the others wait, so that nothing else comes near it.
+  // A fraction of the peers' timeout, far enough from the other times of the engine.
   scenario.fault_time = scenario.timeout * static_cast<long>(draw.pick(1, 28)) / 40;
   if (scenario.fault == Fault::mismatch)
     scenario.odd_call = draw_other_call(draw, scenario.topology, scenario.calls[scenario.at_call], scenario.culprit);
@@ -174,9 +174,9 @@ Scenario make_scenario(std::uint64_t seed) {
   for (std::uint64_t left = draw.pick(2, most_calls); left > 0; --left)
     scenario.calls.push_back(draw_call(draw, scenario.topology));
   scenario.timeout = milliseconds(draw.one_of(std::array{1500, 3000, 10'000, 60'000}));
-  // A rank whose first words find no room looks for some every millisecond.
+  // A rank without room for its control message tries again every millisecond, which is slow to simulate.
   if (ranks >= kManyRanks) scenario.timeout = std::min<std::chrono::nanoseconds>(scenario.timeout, milliseconds(3000));
-  scenario.leaves = draw.chance(2) && ranks < kHundredsOfRanks;  // see draw_control: a farewell needs room, too
+  scenario.leaves = draw.chance(2) && ranks < kHundredsOfRanks;  // see draw_control: leave messages need room, too
   scenario.step_ns = draw.one_of(std::array{200, 1000, 5000});
   scenario.burst = draw.one_of(std::array{0, 8, 14});
   scenario.think_ns = draw.one_of(std::array{0, 0, 3000, 300'000});
@@ -191,7 +191,7 @@ std::string Scenario::text() const {
       "{}; fault {} of rank {}",
       seed, ranks(), topology.shape(), wire.tile_bytes, tile_bytes, wire.capacity_tiles, wire.window_bytes,
       wire.mean_delay.count(), wire.refuse_probability, wire.late_copy ? "late" : "early",
-      std::chrono::duration_cast<milliseconds>(timeout).count(), leaves ? "who is done leaves" : "all stay",
+      std::chrono::duration_cast<milliseconds>(timeout).count(), leaves ? "ranks leave when done" : "ranks stay",
       kFaultNames[static_cast<std::size_t>(fault)], culprit);
   if (fault == Fault::pause || fault == Fault::stop || fault == Fault::kill || fault == Fault::abort)
     text += fmt::format(" at its step {}", at_step);

@@ -1,4 +1,4 @@
-// What a seed of the engine's simulation decides, before anything runs.
+// Scenario: everything that a seed of the engine's simulation decides.
 #pragma once
 
 #include <array>
@@ -15,21 +15,21 @@
 
 namespace shoal::testing {
 
-/// What goes wrong beside the wires, at most one thing a seed.
+/// The fault of a scenario, at most one, beside those of the wires.
 enum class Fault {
   none,
-  late,      ///< a rank makes a call late, but before the others' deadline
-  absent,    ///< a rank does not make a call until the others have given up or need nothing of it
-  pause,     ///< a rank stands still at some step, and goes on before the others' deadline
-  stop,      ///< a rank stands still at some step until the others have given up or need nothing of it
+  late,      ///< a rank makes a call late, but before its peers' deadline
+  absent,    ///< a rank does not make a call until its peers have failed or are done
+  pause,     ///< a rank pauses at some step, and continues before its peers' deadline
+  stop,      ///< a rank pauses at some step until its peers have failed or are done
   kill,      ///< a rank dies at some step
   abort,     ///< a rank aborts at some step
-  mismatch,  ///< a rank makes another call than the others
+  mismatch,  ///< a rank makes another call than its peers
 };
 inline constexpr std::array<std::string_view, 8> kFaultNames{"none", "late", "absent", "pause",
                                                              "stop", "kill", "abort",  "mismatch"};
 
-/// That abort() is given.
+/// The reason that abort() gets.
 inline constexpr std::string_view kAbortReason = "as simulated";
 
 struct SimulatedCall {
@@ -42,23 +42,23 @@ struct Scenario {
   Topology topology;
   LoopbackOptions wire;
   LoopbackOptions control;
-  std::size_t tile_bytes = 0;  ///< of what does not go over the network, whose tiles may be larger
+  std::size_t tile_bytes = 0;  ///< inside a node; between nodes tiles may be larger
   std::vector<SimulatedCall> calls;
   std::chrono::nanoseconds timeout{};  ///< of each call
-  bool leaves = false;                 ///< who is done destroys its communicator at once
-  std::uint64_t step_ns = 0;           ///< a step takes between half of this and as much again
-  std::uint64_t burst = 0;             ///< a rank that is at it stays at it with this chance in 16
-  std::uint64_t think_ns = 0;          ///< a rank waits up to so long before it makes its next call
+  bool leaves = false;                 ///< a rank that is done destroys its communicator at once
+  std::uint64_t step_ns = 0;           ///< a step takes between half of this and one and a half times this
+  std::uint64_t burst = 0;             ///< chance in 16 that the rank of the last step makes the next one too
+  std::uint64_t think_ns = 0;          ///< longest time between two calls of a rank
 
   Fault fault = Fault::none;
   int culprit = 0;
-  std::uint64_t at_step = 0;              ///< of the culprit's: when it stands still, dies or aborts
-  std::size_t at_call = 0;                ///< that it makes late, or in its own way
-  SimulatedCall odd_call;                 ///< instead of that one
-  std::chrono::nanoseconds fault_time{};  ///< how long it is late or stands still
+  std::uint64_t at_step = 0;              ///< step of the culprit at which it pauses, dies or aborts
+  std::size_t at_call = 0;                ///< call that it makes late or differently
+  SimulatedCall odd_call;                 ///< for Fault::mismatch: what it calls instead
+  std::chrono::nanoseconds fault_time{};  ///< how long it is late or pauses
 
   [[nodiscard]] int ranks() const { return topology.ranks(); }
-  /// What `rank` makes as its call `index`.
+  /// The call `index` of `rank`.
   [[nodiscard]] const SimulatedCall& call(int rank, std::size_t index) const {
     return fault == Fault::mismatch && rank == culprit && index == at_call ? odd_call : calls[index];
   }

@@ -25,12 +25,12 @@ namespace {
 using Clock = SimulatedClock;
 using std::chrono::nanoseconds;
 
-constexpr int kFirstDescriptor = 1 << 24;  // the kernel has none as high
-// What a look at the clock takes, so that a loop that waits for a time ends; and soon, where it is seen to be one.
-constexpr nanoseconds kLook{100};
-constexpr nanoseconds kLookInLoop{50'000};
-constexpr unsigned kManyLooks = 1000;
-constexpr unsigned kMostLooks = 1'000'000;
+constexpr int kFirstDescriptor = 1 << 24;  // above the kernel's descriptors
+// How much a read of the clock advances it, so that a loop that waits for a time ends; more after many reads in one step.
+constexpr nanoseconds kRead{100};
+constexpr nanoseconds kReadInLoop{50'000};
+constexpr unsigned kManyReads = 1000;
+constexpr unsigned kMostReads = 1'000'000;
 
 struct Descriptor {
   enum class Kind { closed, event, timer, set };
@@ -44,14 +44,14 @@ struct System {
   unsigned long long seed = 0;
   Clock::time_point now = Simulated::kStart;
   std::vector<Descriptor> descriptors;
-  std::vector<int> free;
+  std::vector<int> unused;
   std::function<void()> meanwhile;
-  unsigned looks = 0;
+  unsigned reads = 0;
   const char* step = "nothing";
   unsigned long long step_number = 0;
 };
 
-// Null outside of a simulation; constant from the start: the C library's functions are called before any constructor runs.
+// Null outside of a simulation. constinit, because the interposed functions are called before any constructor runs.
 constinit System* system_now = nullptr;
 
 [[noreturn]] void give_up(const char* why) {
@@ -66,12 +66,12 @@ Descriptor* find(int fd) {
 }
 
 int open(Descriptor::Kind kind) {
-  if (system_now->free.empty()) {
-    system_now->free.push_back(kFirstDescriptor + static_cast<int>(system_now->descriptors.size()));
+  if (system_now->unused.empty()) {
+    system_now->unused.push_back(kFirstDescriptor + static_cast<int>(system_now->descriptors.size()));
     system_now->descriptors.emplace_back();
   }
-  const int fd = system_now->free.back();
-  system_now->free.pop_back();
+  const int fd = system_now->unused.back();
+  system_now->unused.pop_back();
   find(fd)->kind = kind;
   return fd;
 }
@@ -94,7 +94,7 @@ bool readable(const Descriptor& descriptor) {
   }
 }
 
-/// What an event or a timer has counted, which it forgets.
+/// Reads and resets the counter of an event or a timer.
 std::uint64_t taken_from(Descriptor& descriptor) {
   if (!readable(descriptor)) return 0;
   if (descriptor.kind == Descriptor::Kind::event) return std::exchange(descriptor.count, 0);
@@ -136,27 +136,27 @@ std::optional<Clock::time_point> Simulated::due(int fd) {
   return first;
 }
 
-std::size_t Simulated::open_descriptors() noexcept { return system_now->descriptors.size() - system_now->free.size(); }
+std::size_t Simulated::open_descriptors() noexcept { return system_now->descriptors.size() - system_now->unused.size(); }
 
 void Simulated::set_meanwhile(std::function<void()> meanwhile) { system_now->meanwhile = std::move(meanwhile); }
 
 void Simulated::start_step(const char* what, unsigned long long number) noexcept {
-  system_now->looks = 0;
+  system_now->reads = 0;
   system_now->step = what;
   system_now->step_number = number;
 }
 
 }  // namespace shoal::testing
 
-// Their places in front of the C library. No descriptor of the kernel's reaches the virtual ones, and the other way round.
+// The interposed functions. Virtual descriptors never reach the kernel.
 using namespace shoal::testing;
 
 extern "C" {
 
 int clock_gettime(clockid_t clock, timespec* time) noexcept {
   if (system_now == nullptr || clock != CLOCK_MONOTONIC) return static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
-  if (++system_now->looks > kMostLooks) give_up("somebody waits for a time that does not come");
-  system_now->now += system_now->looks > kManyLooks ? kLookInLoop : kLook;
+  if (++system_now->reads > kMostReads) give_up("endless reads of the clock");
+  system_now->now += system_now->reads > kManyReads ? kReadInLoop : kRead;
   const auto since = system_now->now.time_since_epoch().count();
   *time = {since / 1'000'000'000, since % 1'000'000'000};
   return 0;
@@ -174,7 +174,7 @@ int timerfd_create(clockid_t clock, int flags) noexcept {
 int timerfd_settime(int fd, int flags, const itimerspec* wanted, itimerspec* before) noexcept {
   Descriptor* const timer = find(fd);
   if (timer == nullptr) return static_cast<int>(::syscall(SYS_timerfd_settime, fd, flags, wanted, before));
-  if (flags != TFD_TIMER_ABSTIME) return fail_with(EINVAL);  // nobody here asks for anything else
+  if (flags != TFD_TIMER_ABSTIME) return fail_with(EINVAL);  // the library uses absolute times only
   const nanoseconds since = std::chrono::seconds(wanted->it_value.tv_sec) + nanoseconds(wanted->it_value.tv_nsec);
   timer->due = since.count() == 0 ? std::nullopt : std::optional(Clock::time_point(since));
   return 0;
@@ -191,7 +191,7 @@ int epoll_ctl(int set, int operation, int fd, epoll_event* event) noexcept {
   return 0;
 }
 int poll(pollfd* descriptors, nfds_t count, int timeout_ms) {
-  // The compiler has been told that this function only writes there, which is not so.
+  // The C library declares `descriptors` as write-only, so the compiler would drop earlier writes to it.
   pollfd* volatile hidden = descriptors;
   pollfd* const all = hidden;
   if (system_now == nullptr || count == 0 || find(all->fd) == nullptr) {
@@ -199,7 +199,7 @@ int poll(pollfd* descriptors, nfds_t count, int timeout_ms) {
     return static_cast<int>(::syscall(SYS_ppoll, all, count, timeout_ms < 0 ? nullptr : &timeout, nullptr, 0));
   }
   if (const int ready = count_ready(all, count); ready > 0) return ready;
-  if (timeout_ms < 0) give_up("somebody waits for ever");
+  if (timeout_ms < 0) give_up("poll() without a timeout");
   auto until = system_now->now + std::chrono::milliseconds(timeout_ms);
   for (nfds_t i = 0; i < count; ++i) until = std::min(until, Simulated::due(all[i].fd).value_or(until));
   Simulated::pass_until(until);
@@ -225,7 +225,7 @@ int close(int fd) {
   Descriptor* const descriptor = find(fd);
   if (descriptor == nullptr) return static_cast<int>(::syscall(SYS_close, fd));
   *descriptor = {};
-  system_now->free.push_back(fd);
+  system_now->unused.push_back(fd);
   return 0;
 }
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* until) {
@@ -233,7 +233,7 @@ int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, cl
     static const auto real = reinterpret_cast<decltype(&pthread_cond_clockwait)>(::dlsym(RTLD_NEXT, "pthread_cond_clockwait"));
     return real(condition, mutex, clock, until);
   }
-  if (!system_now->meanwhile) give_up("somebody waits for a condition");
+  if (!system_now->meanwhile) give_up("wait for a condition variable");
   ::pthread_mutex_unlock(mutex);
   system_now->meanwhile();
   ::pthread_mutex_lock(mutex);

@@ -1,7 +1,7 @@
-// A system for simulations: a clock and descriptors that are the test's, in place of the kernel's, for one thread.
+// A simulated clock and simulated descriptors, in place of the kernel's, for one thread.
 //
-// Whoever links simulation_system.cc has its functions in front of those of the C library: clock_gettime, eventfd, timerfd,
-// epoll, poll, read, write, close, and waiting for a condition. Outside of a Simulated they are the usual ones.
+// simulation_system.cc interposes functions of the C library: clock_gettime, eventfd, timerfd, epoll, poll, read, write, close,
+// and waiting for a condition variable. While no Simulated exists they call the kernel.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,14 @@ namespace shoal::testing {
 
 using SimulatedClock = std::chrono::steady_clock;
 
-/// While it lives, the steady clock goes on where it is told to, and a little with each look at it, and new descriptors are
-/// virtual. One at a time; only the thread that made it may use the clock and descriptors meanwhile.
+/// While it exists, the steady clock advances only by pass() and by a little at each read, and new descriptors are virtual. One
+/// at a time; only the thread that made it may use the clock and descriptors meanwhile.
 class Simulated {
  public:
   /// Every simulation starts at the same time.
   static constexpr SimulatedClock::time_point kStart{std::chrono::seconds(1000)};
 
-  /// `seed`: for what is said where nothing can go on.
+  /// `seed`: for the message if the simulation cannot continue.
   explicit Simulated(std::uint64_t seed);
   Simulated(const Simulated&) = delete;
   Simulated& operator=(const Simulated&) = delete;
@@ -29,22 +29,22 @@ class Simulated {
 
   [[nodiscard]] static SimulatedClock::time_point now() noexcept;
   static void pass(std::chrono::nanoseconds time) noexcept;
-  /// Does not go back.
+  /// Never moves the clock back.
   static void pass_until(SimulatedClock::time_point time) noexcept;
   static void go_back_to(SimulatedClock::time_point time) noexcept;
 
-  /// What poll() would say of `fd` now.
+  /// Whether poll() would report `fd` as readable now.
   [[nodiscard]] static bool is_readable(int fd);
   /// When a timer behind `fd` makes it readable; nothing where none is armed.
   [[nodiscard]] static std::optional<SimulatedClock::time_point> due(int fd);
   /// Descriptors that have not been closed.
   [[nodiscard]] static std::size_t open_descriptors() noexcept;
 
-  /// Does what others would do meanwhile, where the thread waits for a condition variable. Empty: it would wait for ever.
+  /// `meanwhile` is called where the thread waits for a condition variable. Empty: such a wait ends the process.
   static void set_meanwhile(std::function<void()> meanwhile);
 
-  /// What comes is `what`, the `number`-th. Whoever waits in a loop for a time that does not come looks at the clock without
-  /// end: beyond a million looks the process ends, with the seed and these words on standard error.
+  /// Begins the `number`-th step `what`. A step that reads the clock more than a million times, in an endless loop, ends the
+  /// process with the seed and these arguments on standard error.
   static void start_step(const char* what, unsigned long long number) noexcept;
 };
 

@@ -1,10 +1,10 @@
-// The engine on the loopback transport in one thread, on a clock of its own: everything that happens depends on the seed alone,
-// so a seed that fails does so again, step for step. Delays, refusals, late copies, little room, ranks that are late, stand
-// still, die, abort or disagree: every seed ends with right results or with the error that says what has happened, within the
-// times that src/diagnosis/failures.md names.
+// The engine on the loopback transport in one thread with a simulated clock: everything depends on the seed alone, so a seed
+// that fails does so again, step for step. Delays, refusals, late copies, small links, ranks that are late, pause, die, abort
+// or disagree: every seed ends with right results or with the error for its fault, within the times of
+// src/diagnosis/failures.md.
 //
-// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones. SHOAL_TEST_TRACE=1 shows each
-// step of them.
+// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, other seeds than the default. SHOAL_TEST_TRACE=1 shows each
+// step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,9 +28,9 @@ constexpr std::uint64_t kSeeds = 300;
 #else
 constexpr std::uint64_t kSeeds = 1'000;
 #endif
-constexpr std::size_t kMostComplaints = 3;      // that are shown of a seed
-constexpr int kMostFailedSeeds = 10;            // after which no more are tried
-constexpr std::uint64_t kEnoughToSeeAll = 200;  // seeds among which every fault is
+constexpr std::size_t kMostComplaints = 3;      // shown for a seed
+constexpr int kMostFailedSeeds = 10;            // the test stops after them
+constexpr std::uint64_t kEnoughToSeeAll = 200;  // so many seeds have every fault
 
 Report run_seed(std::uint64_t seed) {
   const Scenario scenario = make_scenario(seed);
@@ -44,7 +44,7 @@ Report run_seed(std::uint64_t seed) {
 
 auto threads() { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); }
 
-/// What a seed's fault has come to, over many seeds.
+/// Counts the effects of each fault over many seeds.
 struct Effects {
   std::array<std::uint64_t, kFaultNames.size()> seeds{};
   std::array<std::uint64_t, kFaultNames.size()> began{};
@@ -56,7 +56,7 @@ struct Effects {
     began[at] += report.fault_began;
     failed[at] += report.failed_calls > 0;
   }
-  /// Most of the faults do happen, and somebody sees it: a simulation in which everything goes well would show nothing.
+  /// Most faults take place and fail a call. Otherwise the simulation would test nothing.
   void expect_all() const {
     for (const Fault fault : {Fault::pause, Fault::stop, Fault::kill, Fault::abort})
       EXPECT_GT(began[static_cast<std::size_t>(fault)], seeds[static_cast<std::size_t>(fault)] / 2) << name(fault);
@@ -67,7 +67,7 @@ struct Effects {
   static std::string_view name(Fault fault) { return kFaultNames[static_cast<std::size_t>(fault)]; }
 };
 
-TEST(Simulation, EverySeedEndsRightOrWithItsError) {
+TEST(Simulation, EverySeedCompletesOrReportsItsFault) {
   const Seeds seeds = wanted_seeds({0, kSeeds});
   const std::uint64_t parts = seeds.count < 100 ? 1 : 2;
   const auto run_part = [&](std::uint64_t part) {
@@ -80,7 +80,7 @@ TEST(Simulation, EverySeedEndsRightOrWithItsError) {
       effects.count(make_scenario(seed).fault, report);
     }
     if (failed == 0 && seeds.count / parts >= kEnoughToSeeAll) effects.expect_all();
-    EXPECT_EQ(threads(), threads_before) << "the library has started a thread, whose steps no seed decides";
+    EXPECT_EQ(threads(), threads_before) << "the library has started a thread, which no seed controls";
   };
   if (parts == 1) return run_part(0);
   const auto outcomes = run_ranks(
@@ -93,24 +93,24 @@ TEST(Simulation, EverySeedEndsRightOrWithItsError) {
   expect_all_well(outcomes);
 }
 
-// Once.
-TEST(Simulation, SeedsThatHaveFailedEndRight) {
+// Seeds that failed once, and why.
+TEST(Simulation, FormerlyFailingSeedsPass) {
   for (const std::uint64_t seed : {
-           3,       // a rank that could not send named nobody at its deadline: rank 0 stood still and took nothing
-           51,      // the same, with a chain behind it
-           339,     // and others took that rank, which waited for nobody that it named, for the late one
-           7949,    // a rank whose tile had come was called late, where the fold waited for another one's
-           13561,   // a rank that disagrees needs one that has left: its end was told, not about what two disagree
-           2396,    // a call failed before its links had copied what they had taken of it: wrong bytes in another rank's result
-           56515,   // a rank that had left, and was needed no more, kept another one awake until the end of its call
-           103401,  // who left after another last call was said to have left too early, not to have made another call
+           3,       // a rank that could not send to the paused rank 0 named no rank at its deadline
+           51,      // the same, with a chain of ranks
+           339,     // the other ranks blamed that rank, because it named no rank that it waited for
+           7949,    // a rank whose tile had arrived was reported as late, while the fold waited for another rank's tile
+           13561,   // a rank that disagreed needed a rank that had left: the error was peer_failed, not mismatch
+           2396,    // a call failed before its links had copied its tiles: wrong bytes in another rank's result
+           56515,   // a rank that had left, and was not needed, kept another rank awake until the end of its call
+           103401,  // a rank left after a different last call: the error said that it left too early, not that the calls differ
            112706,  // the same
-           5390,    // the last call of all, and one rank makes another, on the links instead of in the windows: nobody tells it
+           5390,    // in the last call one rank makes another call, over links instead of windows: no rank sent it the mismatch
        })
     run_seed(static_cast<std::uint64_t>(seed));
 }
 
-TEST(Simulation, ASeedReplaysExactly) {
+TEST(Simulation, SeedReplaysExactly) {
   std::uint64_t previous = 0;
   for (std::uint64_t seed = 100; seed < 125; ++seed) {
     const Scenario scenario = make_scenario(seed);
@@ -119,7 +119,7 @@ TEST(Simulation, ASeedReplaysExactly) {
     EXPECT_EQ(first.hash, again.hash) << scenario.text();
     EXPECT_EQ(first.steps, again.steps) << "seed " << seed;
     EXPECT_EQ(first.time, again.time) << "seed " << seed;
-    EXPECT_NE(first.hash, previous) << "seed " << seed << ": the hash says nothing";
+    EXPECT_NE(first.hash, previous) << "seed " << seed << ": the hash does not depend on the seed";
     previous = first.hash;
   }
 }

@@ -16,10 +16,10 @@ using namespace std::chrono_literals;
 using Clock = SimulatedClock;
 using std::chrono::nanoseconds;
 
-// Of failures.md; between ranks that all have a core.
+// Limits of failures.md, for ranks that have a core each.
 constexpr nanoseconds kDeathIsKnown = 1s;
 constexpr nanoseconds kMismatchIsKnown = 1s;
-constexpr nanoseconds kWordsHaveCome = 100ms;  // of an abort, and of the first rank that fails
+constexpr nanoseconds kCauseIsKnown = 100ms;  // of an abort, and of the first failure of a rank
 constexpr nanoseconds kVerdictAfterDeadline = 250ms;
 
 double seconds(nanoseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -63,13 +63,13 @@ class Verdict {
       if (first_failed == nullptr) first_failed = &call;
       if (call.outcome.to_string() != first_failed->outcome.to_string())
         complain(rank.rank(), k, "not the first cause: " + call.outcome.to_string());
-      if (const std::string what = odd_words(rank.rank(), call.outcome); !what.empty())
+      if (const std::string what = wrong_error(rank.rank(), call.outcome); !what.empty())
         complain(rank.rank(), k, fmt::format("{}: {}", what, call.outcome.to_string()));
     }
   }
 
-  /// What an error should have said and does not.
-  [[nodiscard]] std::string odd_words(int rank, const Status& outcome) const {
+  /// What is wrong with an error; empty: nothing.
+  [[nodiscard]] std::string wrong_error(int rank, const Status& outcome) const {
     const auto is = [&](StatusCode code) { return outcome.code() == code; };
     const std::string& message = outcome.message();
     const int culprit = scenario_.culprit;
@@ -91,19 +91,19 @@ class Verdict {
         return {};
       case Fault::stop:
       case Fault::absent:
-        // It stood still since before it first looked at how long its call takes, and until the deadline. How long it may wait
-        // for the words of others is part of what was left then, so it fails at once and cannot know that it is the one.
+        // The culprit paused from before its first check of the call until the deadline. No time is left to ask its peers, so
+        // it fails at once and cannot know that it is the late rank.
         if (!is(StatusCode::timeout)) return "not a timeout";
         if (mentions(message, fmt::format("rank {}", culprit), "0.0 s") && rank == culprit) return {};
         if (late_ranks_in(message) != std::set<int>{culprit}) return "not the late rank";
         return {};
       default:
-        return "an error though nothing has failed";
+        return "an error without a fault";
     }
   }
 
-  /// The rank that disagrees, or all others, have made all of their calls, whose data went other ways than that of the other
-  /// side: they are not there any more to be asked, so who is left can only wait for them.
+  /// Whether the rank that disagrees, or all its peers, have completed all of their calls, because their data took other paths.
+  /// They answer no more requests, so the remaining ranks can only wait for them.
   [[nodiscard]] bool one_side_is_done() const {
     const SimulatedRank& culprit = *history_.ranks[static_cast<std::size_t>(scenario_.culprit)];
     return all_went_well(culprit) || std::ranges::all_of(history_.ranks, [&](const auto& rank) {
@@ -117,7 +117,7 @@ class Verdict {
   void judge_time(const Failure& failure) {
     const auto [rank, index, call] = failure;
     Clock::time_point begin = call->made_at;
-    nanoseconds within = kWordsHaveCome;
+    nanoseconds within = kCauseIsKnown;
     switch (scenario_.fault) {
       case Fault::kill:
         begin = std::max(begin, *history_.fault_at);
@@ -127,13 +127,13 @@ class Verdict {
         begin = std::max(begin, *history_.fault_at);
         break;
       case Fault::mismatch:
-        // What two disagree about may come last.
+        // The calls that differ may be made last.
         begin = std::max(begin, last_made_before(*call->ended_at));
         within = one_side_is_done() ? scenario_.timeout + kVerdictAfterDeadline : kMismatchIsKnown;
         break;
       default:
         begin = std::max(begin, first_failure_);
-        if (history_.is_culprit(rank) && history_.went_on_at) begin = std::max(begin, *history_.went_on_at);
+        if (history_.is_culprit(rank) && history_.resumed_at) begin = std::max(begin, *history_.resumed_at);
     }
     if (*call->ended_at - begin > within)
       complain(rank, index, fmt::format("only failed after {:.3f} s", seconds(*call->ended_at - begin)));
@@ -149,18 +149,18 @@ class Verdict {
     return last;
   }
 
-  /// It comes with the first deadline of a call that waited then, but not before.
+  /// The first timeout comes at the first deadline of a waiting call, not earlier.
   void judge_first_timeout() {
     auto first_deadline = Clock::time_point::max();
     bool only_the_culprit = true;
     for (const Failure& failure : failures_) only_the_culprit &= history_.is_culprit(failure.rank);
     for (const auto& rank : history_.ranks) {
-      if (history_.is_culprit(rank->rank()) && !only_the_culprit) continue;  // it looks at no deadline
+      if (history_.is_culprit(rank->rank()) && !only_the_culprit) continue;  // it is paused and checks no deadline
       for (const MadeCall& call : rank->calls()) {
         if (*call.ended_at >= first_failure_) first_deadline = std::min(first_deadline, call.made_at + scenario_.timeout);
       }
     }
-    if (only_the_culprit) first_deadline = std::max(first_deadline, history_.went_on_at.value_or(first_deadline));
+    if (only_the_culprit) first_deadline = std::max(first_deadline, history_.resumed_at.value_or(first_deadline));
     if (first_failure_ < first_deadline)
       complaints_.push_back(fmt::format("a timeout {:.3f} s early", seconds(first_deadline - first_failure_)));
     if (first_failure_ > first_deadline + kVerdictAfterDeadline)

@@ -1,4 +1,4 @@
-// What must come of a simulation: see src/diagnosis/failures.md.
+// Checks the outcome of a simulation by the promises of src/diagnosis/failures.md.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,18 @@
 
 namespace shoal::testing {
 
-/// What has happened, once all calls have ended but those of a rank that has died.
+/// The outcome of a simulation, when all calls have ended except those of a dead rank.
 struct History {
   const Scenario& scenario;
   const std::vector<std::unique_ptr<SimulatedRank>>& ranks;
-  std::optional<SimulatedClock::time_point> fault_at;    ///< nothing where the culprit was done before
-  std::optional<SimulatedClock::time_point> went_on_at;  ///< the culprit, after it had stood still or been absent
+  std::optional<SimulatedClock::time_point> fault_at;    ///< when the fault began; nothing if the culprit was done before
+  std::optional<SimulatedClock::time_point> resumed_at;  ///< when the culprit continued after a pause or an absence
 
   [[nodiscard]] bool is_culprit(int rank) const { return rank == scenario.culprit; }
   [[nodiscard]] bool is_dead(int rank) const { return scenario.fault == Fault::kill && fault_at && is_culprit(rank); }
 };
 
-/// What is not as it must be: wrong results, errors of another kind or with other words, errors too early or too late.
+/// Everything that is wrong: results, codes and messages of errors, errors that are too early or too late.
 std::vector<std::string> complaints_about(const History& history);
 
 }  // namespace shoal::testing

@@ -1,4 +1,4 @@
-// Tests of start-up that ends otherwise than well: what every rank is told.
+// Failures at start-up: the error of every rank.
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <unistd.h>
@@ -38,12 +38,12 @@ CommunicatorOptions over_tcp() {
   return options;
 }
 
-/// What each of three ranks is told at start-up, or in its first call, and after how long.
-struct Told {
+/// The Status of a rank at start-up or in its first call, and after how many seconds.
+struct Outcome {
   std::string words;
   double seconds = 0;
 };
-std::vector<Told> start_up(const std::function<std::unique_ptr<Store>(int rank, std::unique_ptr<Store>)>& prepare) {
+std::vector<Outcome> start_up(const std::function<std::unique_ptr<Store>(int rank, std::unique_ptr<Store>)>& prepare) {
   const auto outcomes = testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
     auto store = make_file_store(directory);
     if (!store.ok()) return store.status().to_string();
@@ -56,31 +56,31 @@ std::vector<Told> start_up(const std::function<std::unique_ptr<Store>(int rank, 
     const Status status = made.ok() ? (*made)->barrier() : made.status();
     return fmt::format("{}|{}", seconds_since(start), status.to_string());
   });
-  std::vector<Told> told;
+  std::vector<Outcome> ranks;
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(testing::bad_end(outcome), "");
     const std::size_t bar = outcome.output.find('|');
     if (bar == std::string::npos) {
       ADD_FAILURE() << outcome.output;
-      told.emplace_back();
+      ranks.emplace_back();
     } else {
-      told.push_back({outcome.output.substr(bar + 1), std::stod(outcome.output)});
+      ranks.push_back({outcome.output.substr(bar + 1), std::stod(outcome.output)});
     }
   }
-  return told;
+  return ranks;
 }
 
-TEST(StartUp, NobodyWaitsForARankThatHasGivenUp) {
-  const auto told = start_up([](int rank, std::unique_ptr<Store> store) {
+TEST(StartUp, NoRankWaitsForRankThatAborted) {
+  const auto ranks = start_up([](int rank, std::unique_ptr<Store> store) {
     if (rank == 1) ::setenv("SHOAL_LOST_AFTER", "soon", 1);
     return store;
   });
-  for (const Told& one : told) {
+  for (const Outcome& one : ranks) {
     EXPECT_THAT(one.words, Mentions("SHOAL_LOST_AFTER", "soon"));
     EXPECT_LT(one.seconds, 2 * kSlack);  // the deadline is 20 s
   }
-  EXPECT_THAT(told[0].words, Mentions("rank 1"));
-  EXPECT_THAT(told[2].words, Mentions("rank 1"));
+  EXPECT_THAT(ranks[0].words, Mentions("rank 1"));
+  EXPECT_THAT(ranks[2].words, Mentions("rank 1"));
 }
 
 /// A Store through which rank 0 seems to be of another release.
@@ -100,8 +100,8 @@ class OtherRelease final : public Store {
   std::unique_ptr<Store> store_;
 };
 
-// Who encrypts with a key that anybody can derive only believes to be safe.
-TEST(StartUp, EncryptionWithAKeyThatIsNoSecretIsRefusedByEveryRank) {
+// Encryption with a key that anyone can derive would protect nothing.
+TEST(StartUp, AllRanksRefuseEncryptionWithoutSecretKey) {
   const auto start = [](bool has_key) {
     return testing::run_ranks(2, [has_key](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_ENCRYPTION", "on", 1);
@@ -120,8 +120,8 @@ TEST(StartUp, EncryptionWithAKeyThatIsNoSecretIsRefusedByEveryRank) {
   }
 }
 
-// A key that mpirun's daemons have carried between hosts is known to who listened there.
-TEST(StartUp, EncryptionBetweenHostsWithAKeyThatMpirunHasCarriedIsRefusedByEveryRank) {
+// mpirun's daemons send the key between hosts in the clear, so it is no secret there.
+TEST(StartUp, AllRanksRefuseEncryptionWithMpirunKey) {
   const auto start = [](bool two_hosts) {
     return testing::run_ranks(2, [two_hosts](int rank, int size, const std::string& directory) -> std::string {
       if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return "no UTS namespaces";
@@ -135,12 +135,12 @@ TEST(StartUp, EncryptionBetweenHostsWithAKeyThatMpirunHasCarriedIsRefusedByEvery
   };
   for (const bool two_hosts : {false, true}) {
     for (const auto& outcome : start(two_hosts)) {
-      if (outcome.output == "no UTS namespaces") GTEST_SKIP() << "this process may not have a host name of its own";
+      if (outcome.output == "no UTS namespaces") GTEST_SKIP() << "this process may not make UTS namespaces";
       EXPECT_EQ(testing::bad_end(outcome), "");
       if (two_hosts) {
         EXPECT_THAT(outcome.output, AllOf(Mentions("invalid_argument", "SHOAL_ENCRYPTION=on", "mpirun", "SHOAL_JOB_KEY_FILE"),
                                           ::testing::Not(Mentions("shoal run"))))
-            << "not: there is no key";
+            << "the key exists, so the advice is another one";
       } else {
         EXPECT_EQ(outcome.output, "ok");
       }
@@ -148,20 +148,20 @@ TEST(StartUp, EncryptionBetweenHostsWithAKeyThatMpirunHasCarriedIsRefusedByEvery
   }
 }
 
-TEST(StartUp, AnotherReleaseOnOneRankIsToldToAll) {
-  const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
+TEST(StartUp, AllRanksReportVersionMismatch) {
+  const auto ranks = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
     if (rank != 2) return store;
     return std::make_unique<OtherRelease>(std::move(store));
   });
   const std::string own = fmt::format("{}.{}.{}", SHOAL_VERSION_MAJOR, SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH);
-  for (const Told& one : told) {
+  for (const Outcome& one : ranks) {
     EXPECT_THAT(one.words, Mentions("mismatch", "rank 0", "99.1.2", own));
     EXPECT_LT(one.seconds, 2 * kSlack);
   }
-  EXPECT_THAT(told[0].words, Mentions("rank 2"));
+  EXPECT_THAT(ranks[0].words, Mentions("rank 2"));
 }
 
-/// A Store that rank 0 loses when all have their links, and the others have all that they need.
+/// A Store that fails for rank 0 when all ranks have their links and its peers need nothing more.
 class LostAtTheEnd final : public Store {
  public:
   explicit LostAtTheEnd(std::unique_ptr<Store> store) : store_(std::move(store)) {}
@@ -175,17 +175,17 @@ class LostAtTheEnd final : public Store {
   std::unique_ptr<Store> store_;
 };
 
-TEST(StartUp, WhoHasJoinedIsToldOfOneThatGivesUpAtTheEnd) {
-  const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
+TEST(StartUp, JoinedRanksReportRankThatAbortsLast) {
+  const auto ranks = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
     if (rank != 0) return store;
     return std::make_unique<LostAtTheEnd>(std::move(store));
   });
-  for (const Told& one : told) {
+  for (const Outcome& one : ranks) {
     EXPECT_THAT(one.words, AllOf(HasSubstr("system_error"), HasSubstr("the store is lost")));
     EXPECT_LT(one.seconds, 2 * kSlack);
   }
-  EXPECT_THAT(told[1].words, Mentions("rank 0"));
-  EXPECT_THAT(told[2].words, Mentions("rank 0"));
+  EXPECT_THAT(ranks[1].words, Mentions("rank 0"));
+  EXPECT_THAT(ranks[2].words, Mentions("rank 0"));
 }
 
 }  // namespace

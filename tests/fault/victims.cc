@@ -29,11 +29,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool dying = false;  // this process, soon
+bool dying = false;  // die_after() has been called
 
 std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
-/// Tells when its rank has entered.
+/// Reports when its rank has entered the store.
 class WatchedStore final : public Store {
  public:
   WatchedStore(std::unique_ptr<Store> store, std::atomic<bool>& entered) : store_(std::move(store)), entered_(entered) {}
@@ -75,17 +75,18 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
   if (std::freopen(fmt::format("{}/stderr.{}", outer_folder, rank).c_str(), "w", stderr) == nullptr) ::_exit(2);
   std::setvbuf(stderr, nullptr, _IONBF, 0);
   Status status;
-  if (around.place != nullptr && !around.place->enter()) status = Status(StatusCode::unsupported, "no way to the place");
-  const std::string folder = around.place != nullptr ? OwnPlace::from_inside(outer_folder) : outer_folder;
-  ::setenv("SHOAL_LEDGER", around.flight_records ? (folder + "/ledgers").c_str() : "off", 1);
-  ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what most tests are about
+  if (around.sandbox != nullptr && !around.sandbox->enter())
+    status = Status(StatusCode::unsupported, "cannot enter the sandbox");
+  const std::string folder = around.sandbox != nullptr ? Sandbox::from_inside(outer_folder) : outer_folder;
+  ::setenv("SHOAL_FLIGHT_RECORD", around.flight_records ? (folder + "/flight_records").c_str() : "off", 1);
+  ::setenv("SHOAL_PROBE", "0", 1);  // a shorter start-up, which most tests do not measure
   for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
   CommunicatorOptions options;
   options.timeout = timeout;
   options.transports = wire == "mixed" ? "shm,tcp" : wire;
   Board::Rank& mine = board.ranks[static_cast<std::size_t>(rank)];
   if (status.ok() && wire == "mixed" && !rename_host(fmt::format("shoal-test-{}", rank % 2)))
-    status = Status(StatusCode::unsupported, "the host keeps its name");
+    status = Status(StatusCode::unsupported, "cannot rename the host");
   mine.began_ns = now_ns();
   auto communicator = status.ok() ? join_by(around.store_port, folder, rank, size, options, mine.entered) : status;
   if (communicator.ok()) {
@@ -98,7 +99,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
   mine.at_ns = now_ns();
   status.message().copy(mine.text.data(), mine.text.size() - 1);
   mine.ended.store(true);
-  communicator = Status(StatusCode::internal, "gone");
+  communicator = Status(StatusCode::internal, "destroyed");
   while (dying) ::pause();
 }
 
@@ -110,7 +111,7 @@ void die_after(std::chrono::microseconds delay, Board& board) {
   event.sigev_notify = SIGEV_SIGNAL;
   event.sigev_signo = SIGKILL;
   timer_t timer{};
-  // A timer of 0 is none.
+  // A time of 0 would disarm the timer.
   const auto when = std::max(delay, std::chrono::microseconds(1));
   const itimerspec once{{}, {when.count() / 1'000'000, when.count() % 1'000'000 * 1000}};
   board.mark_ns.store(now_ns() + std::chrono::nanoseconds(when).count());
@@ -151,7 +152,7 @@ Victims::~Victims() {
   std::filesystem::remove_all(folder_, error);
 }
 
-std::string Victims::heard(int rank) const {
+std::string Victims::stderr_of(int rank) const {
   std::ifstream file(fmt::format("{}/stderr.{}", folder_, rank));
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
@@ -197,7 +198,7 @@ std::string Victims::wait(double seconds, std::initializer_list<int> killed) {
     } else {
       wrong += fmt::format("ended with status {}", WEXITSTATUS(end));
     }
-    if (!hung) wrong += fmt::format(" ({})", heard(static_cast<int>(rank)).substr(0, 2000));
+    if (!hung) wrong += fmt::format(" ({})", stderr_of(static_cast<int>(rank)).substr(0, 2000));
   }
   return wrong;
 }

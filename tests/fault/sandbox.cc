@@ -1,4 +1,4 @@
-#include "tests/fault/place.h"
+#include "tests/fault/sandbox.h"
 
 #include <fcntl.h>
 #include <net/if.h>
@@ -27,14 +27,14 @@ namespace shoal::testing {
 namespace {
 
 constexpr int kNamespaces = CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWIPC;
-// Below the new /tmp: what this file itself has put there.
-constexpr const char* kBelow = "/tmp/.place";
-constexpr const char* kOutside = "/tmp/.place/outside";
-constexpr const char* kQueues = "/tmp/.place/queues";
+// The sandbox's own files, in its new /tmp.
+constexpr const char* kBelow = "/tmp/.sandbox";
+constexpr const char* kOutside = "/tmp/.sandbox/outside";
+constexpr const char* kQueues = "/tmp/.sandbox/queues";
 
 void write_text(const char* path, const std::string& text) { std::ofstream(path) << text; }
 
-/// What went wrong; empty: nothing.
+/// The error; empty on success.
 std::string bring_loopback_up() {
   const int socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   ifreq request{};
@@ -58,16 +58,16 @@ std::string cover_folders() {
   if (::mkdir(kBelow, 0755) != 0 || ::mkdir(kOutside, 0755) != 0 || ::mkdir(kQueues, 0755) != 0) return wrong(kBelow);
   if (::mount(fmt::format("/proc/self/fd/{}", outside).c_str(), kOutside, nullptr, MS_BIND, nullptr) != 0)
     return wrong(kOutside);
-  static_cast<void>(::mount("mqueue", kQueues, "mqueue", 0, nullptr));  // where the kernel has such queues
+  static_cast<void>(::mount("mqueue", kQueues, "mqueue", 0, nullptr));  // fails on kernels without message queues
   ::close(outside);
   return {};
 }
 
-std::string make_place(bool own_users) {
+std::string enter_new_namespaces(bool own_users) {
   const uid_t user = ::geteuid();
   const gid_t group = ::getegid();
   if (::unshare(kNamespaces | (own_users ? CLONE_NEWUSER : 0)) != 0) return fmt::format("unshare: {}", std::strerror(errno));
-  if (own_users) {  // without these, nobody owns what is made in the new folders
+  if (own_users) {  // without these maps no user could own files in the new folders
     write_text("/proc/self/setgroups", "deny");
     write_text("/proc/self/uid_map", fmt::format("{0} {0} 1", user));
     write_text("/proc/self/gid_map", fmt::format("{0} {0} 1", group));
@@ -83,7 +83,7 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-/// Calls `add(name, words)` with each line of a table of the kernel's, but for its heading.
+/// Calls `add(path, words)` for each line of a table of the kernel, without its heading.
 template <typename Add>
 void each_line(const std::string& path, Add add) {
   std::ifstream file(path);
@@ -97,7 +97,7 @@ ino_t network_of(const std::string& process) {
   return ::stat(fmt::format("/proc/{}/ns/net", process).c_str(), &found) == 0 ? found.st_ino : 0;
 }
 
-std::string list_place(pid_t keeper) {
+std::string list_sandbox(pid_t keeper) {
   std::string all;
   const ino_t here = network_of("self");
   std::error_code error;
@@ -109,7 +109,7 @@ std::string list_place(pid_t keeper) {
   }
   for (const char* table : {"tcp", "tcp6", "udp", "udp6", "raw", "raw6"}) {
     each_line(fmt::format("/proc/net/{}", table), [&](const std::string& path, const std::vector<std::string>& words) {
-      // Without a number, and not listening: the kernel ends a connection that no process has any more.
+      // No inode and not listening: the kernel is closing a connection that no process holds.
       constexpr std::size_t kAddress = 1;
       constexpr std::size_t kState = 3;
       constexpr std::size_t kInode = 9;
@@ -139,9 +139,9 @@ std::string list_place(pid_t keeper) {
   return all;
 }
 
-/// What the child says that `body` runs in.
+/// The text that `body` returns in a child process.
 template <typename Body>
-std::string ask_child(Body body) {
+std::string text_of_child(Body body) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return "no pipe";
   const pid_t pid = ::fork();
@@ -166,54 +166,55 @@ std::string ask_child(Body body) {
 
 }  // namespace
 
-OwnPlace::OwnPlace() {
+Sandbox::Sandbox() {
   for (const bool own_users : {false, true}) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) {
-      complaint_ = "no pipe";
+      unavailable_ = "no pipe";
       return;
     }
     own_users_ = own_users;
     keeper_ = ::fork();
     if (keeper_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not outlive a test that dies
-      std::string wrong = make_place(own_users);
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // another user, other wishes
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the keeper must not outlive the test
+      std::string wrong = enter_new_namespaces(own_users);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a change of user resets it
       wrong += '\n';
       if (::write(ends[1], wrong.data(), wrong.size()) < 0) ::_exit(1);
       for (;;) ::pause();
     }
     ::close(ends[1]);
-    complaint_.clear();
+    unavailable_.clear();
     char c = 0;
     bool whole = false;
-    while (!whole && ::read(ends[0], &c, 1) == 1) c == '\n' ? whole = true : (complaint_ += c, false);
+    while (!whole && ::read(ends[0], &c, 1) == 1) c == '\n' ? whole = true : (unavailable_ += c, false);
     ::close(ends[0]);
-    if (!whole) complaint_ = "the keeper has died";
-    if (complaint_.empty()) return;
+    if (!whole) unavailable_ = "the keeper process died";
+    if (unavailable_.empty()) return;
     ::kill(keeper_, SIGKILL);
     ::waitpid(keeper_, nullptr, 0);
     keeper_ = -1;
   }
 }
 
-OwnPlace::~OwnPlace() {
+Sandbox::~Sandbox() {
   if (keeper_ < 0) return;
   ::kill(keeper_, SIGKILL);
   ::waitpid(keeper_, nullptr, 0);
 }
 
-bool OwnPlace::enter() const {
+bool Sandbox::enter() const {
   const int process = static_cast<int>(::syscall(SYS_pidfd_open, keeper_, 0));
   const bool in = process >= 0 && ::setns(process, kNamespaces | (own_users_ ? CLONE_NEWUSER : 0)) == 0;
   if (process >= 0) ::close(process);
   return in;
 }
 
-std::string OwnPlace::from_inside(const std::string& folder) { return kOutside + folder.substr(std::strlen("/tmp")); }
+std::string Sandbox::from_inside(const std::string& folder) { return kOutside + folder.substr(std::strlen("/tmp")); }
 
-std::string OwnPlace::contents() const {
-  return ask_child([this] { return enter() ? list_place(keeper_) : fmt::format("no way there: {}", std::strerror(errno)); });
+std::string Sandbox::contents() const {
+  return text_of_child(
+      [this] { return enter() ? list_sandbox(keeper_) : fmt::format("cannot enter the sandbox: {}", std::strerror(errno)); });
 }
 
 }  // namespace shoal::testing

@@ -1,4 +1,4 @@
-// Flight records of ranks, as `shoal doctor` finds them: partly written, of a dead process, or other files.
+// Flight records of ranks, as `shoal doctor` reads them: half written, of a dead process, or any other bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +15,7 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static std::vector<std::byte> file(kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
   std::ranges::fill(file, std::byte{0});
-  LedgerHeader header{};
+  FlightRecordHeader header{};
   header.pages = 1;
   header.ranks = 4;
   std::memcpy(file.data(), &header, sizeof header);
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(at, bytes, std::min<std::size_t>(count, static_cast<std::size_t>(file.data() + file.size() - at)));
   };
   if (place == 0) put(file.data());
-  if (place == 1) put(file.data() + offsetof(LedgerHeader, pid));
+  if (place == 1) put(file.data() + offsetof(FlightRecordHeader, pid));
   if (place >= 2) put(page);
   if (place == 3) put(page + offsetof(FlightRecordPage, calls));
 
