@@ -21,7 +21,7 @@ std::size_t sum(std::span<const std::size_t> numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::size_t{0});
 }
 
-/// Element `i` of what `rank` puts in.
+/// Element `i` of the input of `rank`.
 double value(const ModelCall& call, int rank, std::size_t i) {
   std::uint64_t x = call.id * 0x9E3779B97F4A7C15ULL + static_cast<std::uint64_t>(rank) * 0xD1B54A32D192ED03ULL + i;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -98,7 +98,7 @@ std::size_t before(const ModelCall& call, int rank) {
   for (int r = 0; r < rank; ++r) elements += share(call, r);
   return elements;
 }
-/// What rank `from` has for rank `to` in an all_to_all, and how many elements for others before.
+/// The share from rank `from` to rank `to` in an all_to_all, and the number of elements before it.
 std::size_t block(const ModelCall& call, int from, int to) {
   return call.shares.empty() ? call.count : call.shares[static_cast<std::size_t>(from * call.ranks + to)];
 }

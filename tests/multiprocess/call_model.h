@@ -1,4 +1,4 @@
-// A collective call made up from a random number, and a single-process model of what it must give.
+// A random collective call, and a single-process model of its result.
 #pragma once
 
 #include <cstddef>
@@ -15,26 +15,26 @@ namespace shoal::testing {
 
 /// One call, the same on every rank. Values are small integers, so that every order of reduction gives the same bits.
 struct ModelCall {
-  std::uint64_t id = 0;  ///< what the values are made from
+  std::uint64_t id = 0;  ///< seed of the values
   CollectiveKind kind = CollectiveKind::all_reduce;
   DataType type = DataType::int32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
   int ranks = 1;
   std::size_t count = 0;            ///< elements of the message, or of each share
-  std::vector<std::size_t> shares;  ///< of each rank, where they differ; all_to_all: of rank a for rank b at a * ranks + b
+  std::vector<std::size_t> shares;  ///< counts of the ranks, if they differ; all_to_all: from rank a to rank b at a * ranks + b
   bool in_place = false;
   bool async = false;
 
-  /// What `rank` asks for. `counts` keeps the numbers that it refers to.
+  /// The call of `rank`. The result refers to `counts`, which this sets.
   [[nodiscard]] Collective collective(int rank, std::vector<std::size_t>& counts) const;
   [[nodiscard]] std::string text() const;
 };
 
-/// Any call that makes sense among `ranks` ranks, with up to about `max_count` elements in all.
+/// A random call among `ranks` ranks, with up to about `max_count` elements in all.
 ModelCall random_call(std::mt19937_64& random, int ranks, std::size_t max_count);
 
-/// The buffers of one rank for one call, with a border around the output that nobody may touch.
+/// The buffers of one rank for one call, with a border around the output that no rank may write.
 class ModelBuffers {
  public:
   ModelBuffers(const ModelCall& call, int rank);
@@ -42,7 +42,7 @@ class ModelBuffers {
   [[nodiscard]] const void* input() const noexcept { return input_; }
   [[nodiscard]] void* output() const noexcept { return output_; }
   [[nodiscard]] bool in_place() const noexcept { return in_place_; }
-  /// Empty where the output is what the model says, and nothing else was touched; else what is wrong.
+  /// Empty if the output matches the model and nothing else was written; else what is wrong.
   [[nodiscard]] std::string check() const;
 
  private:

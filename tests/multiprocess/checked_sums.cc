@@ -1,6 +1,5 @@
-// A rank of a job that a launcher has started: checked_sums SECONDS sums of several sizes, one after the other, and looks at
-// every element of each. Rank 0 says how many there were, over what, and how long the slowest took. Exit status 1: an error or
-// a wrong sum.
+// A rank of a job that a launcher has started. checked_sums SECONDS makes sums of several sizes and checks every element. Rank
+// 0 prints the number of sums, the transport, and the duration of the slowest sum. Exit status 1: an error or a wrong sum.
 #include <algorithm>
 #include <array>
 #include <chrono>

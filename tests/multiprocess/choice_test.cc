@@ -1,4 +1,4 @@
-// How real ranks come to their choice: by rank 0's table, wherever its file lies, and what SHOAL_EXPLAIN says of it afterwards.
+// How real ranks choose algorithms: by rank 0's table, by costs, and what SHOAL_EXPLAIN reports of the choices.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
@@ -46,7 +46,7 @@ class Choice : public ::testing::Test {
     return text.str();
   }
 
-  // Small calls by ring, which the model would not choose, at a time that it would not predict.
+  // A table that takes ring for small calls, with a time, neither of which the model would give.
   [[nodiscard]] std::string write_table(const std::string& name, const Topology& topology) const {
     const Algorithm* ring = *find_algorithm("ring");
     const Algorithm* one_shot = *find_algorithm("one_shot");
@@ -72,7 +72,7 @@ Status all_reduce(Communicator& c, std::size_t count) {
   return {};
 }
 
-TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
+TEST_F(Choice, AllRanksUseTableOfRank0) {
   const std::string table = write_table("table.json", Topology::uniform(1, 3));
   const std::string other = write("other.json", "this is not even a table");
   testing::expect_all_well(testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
@@ -84,7 +84,7 @@ TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
     if (inside.algorithm != "ring" || inside.predicted_us != 7.25) {
       return fmt::format("{} predicted at {} us for 64 bytes", inside.algorithm, inside.predicted_us);
     }
-    // The model does not take a ring for one element more than the table knows, nor for what it says nothing of.
+    // Beyond the sizes of the table the model decides.
     if (Status status = all_reduce(**c, 257); !status.ok()) return status.to_string();
     if ((*c)->last_call().predicted_us == 7.25) return "the table decided outside its sizes";
     // An override wins.
@@ -96,9 +96,9 @@ TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
   }));
 }
 
-// Sums of floats go by the class of the machine, unless SHOAL_NUMERICS=measured has them go by its exact costs. Those are the
-// model's here, so that the sizes at which it matters are the same in every run.
-TEST_F(Choice, NumericsSayWhichCostsDecide) {
+// The class of the machine decides for sums of floats; with SHOAL_NUMERICS=measured its exact costs decide. Without a probe
+// these are the model's, so the sizes at which the two differ are the same in every run.
+TEST_F(Choice, NumericsSettingSelectsCosts) {
   for (const char* numerics : {"", "measured"}) {
     testing::expect_all_well(
         testing::run_ranks(4,
@@ -126,13 +126,13 @@ TEST_F(Choice, NumericsSayWhichCostsDecide) {
                                  return fmt::format("{} elements by {} instead of {}", count, (*c)->last_call().algorithm,
                                                     wanted);
                              }
-                             return differ > 0 ? "" : "it never matters: choose another topology for this test";
+                             return differ > 0 ? "" : "the costs never differ: choose another topology for this test";
                            }),
         numerics);
   }
 }
 
-TEST_F(Choice, ATableOfOtherRanksIsLeftAlone) {
+TEST_F(Choice, TableOfOtherShapeIsIgnored) {
   const std::string table = write_table("table.json", Topology::uniform(1, 4));
   testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_TUNING", table.c_str(), 1);
@@ -143,7 +143,7 @@ TEST_F(Choice, ATableOfOtherRanksIsLeftAlone) {
   }));
 }
 
-TEST_F(Choice, ABadTableStopsEveryRankWithTheSameWords) {
+TEST_F(Choice, BadTableFailsAllRanksWithSameMessage) {
   const std::string table = write_table("table.json", Topology::uniform(1, 2));
   const std::string text = read("table.json");
   const auto replaced = [&](const std::string& from, const std::string& to) {
@@ -152,7 +152,7 @@ TEST_F(Choice, ABadTableStopsEveryRankWithTheSameWords) {
   };
   struct Case {
     std::string file;
-    StatusCode code;  // of rank 0, which reads it
+    StatusCode code;  // of rank 0, which reads the table
     std::vector<std::string> facts;
   };
   const std::vector<Case> cases{
@@ -178,7 +178,7 @@ TEST_F(Choice, ABadTableStopsEveryRankWithTheSameWords) {
   }
 }
 
-TEST_F(Choice, TheReportCountsEveryCallAndSaysWhy) {
+TEST_F(Choice, ReportCountsCallsAndGivesReasons) {
   const std::string table = write_table("table.json", Topology::uniform(1, 2));
   testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_TUNING", table.c_str(), 1);
@@ -213,7 +213,7 @@ TEST_F(Choice, TheReportCountsEveryCallAndSaysWhy) {
   EXPECT_EQ(read("stderr1"), "");
 }
 
-TEST_F(Choice, SaysNothingUnlessAsked) {
+TEST_F(Choice, NoReportByDefault) {
   testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     const int file = ::open(path(fmt::format("stderr{}", rank)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
     if (file < 0 || ::dup2(file, STDERR_FILENO) < 0) return "cannot redirect";
@@ -223,7 +223,7 @@ TEST_F(Choice, SaysNothingUnlessAsked) {
   EXPECT_EQ(read("stderr0"), "");
 }
 
-TEST_F(Choice, AMalformedExplainIsRefusedByAll) {
+TEST_F(Choice, AllRanksRefuseMalformedExplainSetting) {
   const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     if (rank == 0) ::setenv("SHOAL_EXPLAIN", "yes", 1);
     auto c = testing::join(directory, rank, size, {});

@@ -14,7 +14,7 @@ import support
 
 CLUSTER = os.path.join(support.REPOSITORY, "bench/cluster")
 
-# A rank of three processes, one of them in another session, that ignore SIGINT and SIGTERM.
+# A rank with three processes, one of them in another session, which ignore SIGINT and SIGTERM.
 STUBBORN = "trap '' INT TERM; (setsid sleep 1000 &); echo up; sleep 1000; sleep 1000"
 
 # Rank 1 sends to rank 0 and back; both print the rate at which data arrived, in bits per second.
@@ -45,7 +45,7 @@ else:
 """
 
 
-# Exit status 0 where the address in the first argument is reached: nothing listens there, so its host refuses the connection.
+# Exit status 0 if the address in the first argument can be reached: nothing listens there, so its host refuses the connection.
 REACH = """
 import socket, sys
 try:
@@ -105,7 +105,7 @@ class TestCluster:
     @pytest.mark.parametrize("shape, places", (
         ("2x2", [(0, 0, 2, "node0"), (1, 1, 2, "node0"), (2, 0, 2, "node1"), (3, 1, 2, "node1")]),
         ("2+1", [(0, 0, 2, "node0"), (1, 1, 2, "node0"), (2, 0, 1, "node1")]), ("1x1", [(0, 0, 1, "node0")])), ids=("2x2", "2+1", "1x1"))
-    def test_every_rank_finds_its_place(self, shape, places):
+    def test_ranks_get_their_environment(self, shape, places):
         done = cluster(shape, "--rate", "none", "--", "sh", "-c",
                        "echo $SHOAL_RANK $SHOAL_SIZE $SHOAL_LOCAL_RANK $SHOAL_LOCAL_SIZE $(hostname) $SHOAL_HOST_ADDRESS "
                        "$SHOAL_MASTER_ADDR $SHOAL_JOB_ID $SHOAL_CLUSTER_RATE $(getent hosts $(hostname) | cut -d' ' -f1)")
@@ -119,7 +119,7 @@ class TestCluster:
             assert line[8] == "none"
             assert line[9] == line[5]
 
-    def test_each_rail_is_a_network_and_may_be_cut(self):
+    def test_each_rail_is_a_network_that_can_be_cut(self):
         script = (REACH_FUNCTION + "echo $SHOAL_RANK $SHOAL_RAILS; other=$((2 - SHOAL_RANK)); "
                   "reach 10.78.0.$other && echo there; sleep 2; reach 10.78.0.$other || echo gone; reach 10.77.0.$other && echo here; sleep 2")
         done = cluster("2x1", "--rails", "2", "--rail-rates", "1gbit,500mbit", "--cut", "1@1.5", "--", "sh", "-c", script)
@@ -128,7 +128,7 @@ class TestCluster:
         assert lines == ["0 10.77.0.1,10.78.0.1", "1 10.77.0.2,10.78.0.2", "gone", "gone", "here", "here", "there", "there"]
         assert done.stderr.count("rail 1 of node0") == 1, done.stderr
 
-    def test_a_link_may_come_back(self):
+    def test_a_cut_link_comes_back(self):
         script = (REACH_FUNCTION + "other=$((2 - SHOAL_RANK)); "
                   "sleep 1; reach 10.77.0.$other || echo gone; sleep 2.5; reach 10.77.0.$other && echo back; sleep 2")
         done = cluster("2x1", "--cut", "0@0.5+2.2", "--", "sh", "-c", script)
@@ -141,10 +141,10 @@ class TestCluster:
         assert sorted(done.stdout.split()) == ["of-node0", "of-node1"]
         assert not os.path.exists("/dev/shm/of-node0")
 
-    def test_hosts_have_own_cores_where_there_are_enough(self):
+    def test_hosts_have_their_own_cores_if_possible(self):
         all_cores = os.sched_getaffinity(0)
         if len(all_cores) < 2:
-            pytest.skip("one core: two hosts can only share it")
+            pytest.skip("only one core, which two hosts must share")
         for arguments in ([], ["--mpi"]):
             done = cluster("2x1", *arguments, "--", sys.executable, "-c",
                            "import os; os.write(1, (' '.join(map(str, os.sched_getaffinity(0))) + '\\n').encode())")
@@ -156,7 +156,7 @@ class TestCluster:
                        "import os; os.write(1, b'%d\\n' % len(os.sched_getaffinity(0)))")
         assert set(done.stdout.split()) == {str(len(all_cores))}
 
-    def test_congestion_control_is_chosen_for_the_hosts(self):
+    def test_congestion_control_applies_to_the_hosts_only(self):
         which = ("--", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
         with open(which[-1], encoding="ascii") as file:
             before = file.read()
@@ -165,11 +165,11 @@ class TestCluster:
         assert (wrong.returncode, wrong.stdout) == (125, "")
         assert re.search(r"--congestion nonsense: .*\breno\b", wrong.stderr), wrong.stderr
         with open(which[-1], encoding="ascii") as file:
-            assert file.read() == before, "that of the machine itself must not change"
+            assert file.read() == before, "the setting of the machine itself must not change"
 
     @pytest.mark.parametrize("more_hosts, rate, steered", ((0, "1gbit", True), (0, "10gbit", False), (1, "1gbit", False)))
-    def test_a_host_of_a_slow_link_uses_its_own_cores(self, more_hosts, rate, steered):
-        """For packets that it receives. `more_hosts`: than cores, so that no host has one of its own."""
+    def test_a_host_with_a_slow_link_receives_on_its_own_cores(self, more_hosts, rate, steered):
+        """`more_hosts`: hosts beyond the number of cores, so that hosts share cores."""
         mask = "/proc/sys/net/core/rps_default_mask"
         if not os.path.exists(mask):
             pytest.skip("this kernel is from before 6.3: it has no rps_default_mask")
@@ -182,7 +182,7 @@ class TestCluster:
             assert int(of_links.replace(",", ""), 16) == (int(of_process, 16) if steered else 0)
 
     @pytest.mark.parametrize("rate, bits", (("40mbit", 40e6), ("200mbit", 200e6)))
-    def test_links_are_shaped_both_ways(self, rate, bits):
+    def test_links_are_shaped_in_both_directions(self, rate, bits):
         done = cluster("2x1", "--rate", rate, "--", sys.executable, "-c", TRANSFER, SIZE=str(int(bits / 8)))
         assert done.returncode == 0, done.stderr
         measured = [float(line) for line in done.stdout.split()]
@@ -236,11 +236,11 @@ else:
         assert done.returncode == 137
         assert re.search("node1 rank 1 .*SIGKILL", done.stderr), done.stderr
 
-    def test_with_keep_going_the_other_ranks_go_on(self):
+    def test_keep_going_lets_the_other_ranks_continue(self):
         done = cluster("2x1", "--keep-going", "--grace", "0", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 0.3; echo finished")
         assert (done.returncode, done.stdout) == (3, "finished\n")
 
-    def test_timeout(self):
+    def test_timeout_ends_all_ranks_and_names_them(self):
         done = cluster("2x1", "--timeout", "0.3", "--", "sleep", "1000")
         assert done.returncode == 124
         assert "node0 rank 0, node1 rank 1" in done.stderr
@@ -250,7 +250,7 @@ else:
         assert sorted(done.stdout.splitlines()) == sorted(f"[node{i} rank {i}] {text}" for i in (0, 1) for text in ("a", "bc"))
 
     @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGKILL), ids=lambda number: number.name)
-    def test_no_process_or_interface_is_left_after(self, number):
+    def test_a_signal_leaves_no_process_or_interface(self, number):
         with open("/proc/net/dev", encoding="ascii") as file:
             interfaces = file.read().count(":")
         marker = f"SHOAL_TEST_MARKER=cluster-{os.getpid()}-{number}"
@@ -267,9 +267,9 @@ else:
         with open("/proc/net/dev", encoding="ascii") as file:
             assert file.read().count(":") == interfaces
 
-    def test_a_plain_user_can_run_it(self):
+    def test_a_user_without_privileges_can_run_it(self):
         if os.geteuid() != 0:
-            pytest.skip("not run as root: every other case shows it")
+            pytest.skip("not run as root: every other case tests this")
         command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "env", "PATH=/usr/bin:/bin", "HOME=/tmp"]
         if subprocess.run([*command, "unshare", "-Urn", "true"], capture_output=True, check=False).returncode != 0:
             pytest.skip("user namespaces are not permitted here")
@@ -293,8 +293,8 @@ else:
         assert failed.returncode == 6, failed.stderr
 
     @pytest.mark.parametrize("mpi", (False, True))
-    def test_all_hosts_are_of_one_session(self, mpi):
-        """Else the kernel would share the cores out between the hosts, not between their threads."""
+    def test_all_hosts_share_one_session(self, mpi):
+        """With several sessions the kernel would divide the cores among hosts, not among their threads."""
         if mpi:
             need_mpirun()
         script = "import os; os.write(1, b'%d\\n' % os.getsid(0))"  # one write per rank: lines do not mix

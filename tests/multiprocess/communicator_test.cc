@@ -54,7 +54,7 @@ struct Case {
 
 class AllReduce : public ::testing::TestWithParam<Case> {};
 
-TEST_P(AllReduce, GivesTheSumAtEverySize) {
+TEST_P(AllReduce, SumIsRightAtEverySize) {
   const auto [ranks, transports, algorithm] = GetParam();
   CommunicatorOptions options;
   options.transports = transports;
@@ -128,7 +128,7 @@ std::string check_collectives(Communicator& c) {
 
 class OverALibrary : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST_P(OverALibrary, CollectivesGiveTheRightValues) {
+TEST_P(OverALibrary, CollectivesReturnRightValues) {
   const auto& [transport, ranks] = GetParam();
   if (const std::string complaint = testing::library_complaint(transport); !complaint.empty()) GTEST_SKIP() << complaint;
   // Only the loopback device.
@@ -147,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(, OverALibrary, ::testing::Combine(::testing::Values("o
                            return fmt::format("{}_{}", std::get<0>(info.param), std::get<1>(info.param));
                          });
 
-TEST(Communicator, ManyInFlightEndInOrderAndRight) {
+TEST(Communicator, ManyCallsInFlightReturnRightValues) {
   for (const char* transports : {"shm", "tcp"}) {
     CommunicatorOptions options;
     options.transports = transports;
@@ -175,7 +175,7 @@ TEST(Communicator, ManyInFlightEndInOrderAndRight) {
   }
 }
 
-TEST(Communicator, CallbacksRunOnceWithTheOutcome) {
+TEST(Communicator, CallbackRunsOnceWithOutcome) {
   expect_ranks(2, {}, [](Communicator& c) -> std::string {
     for (int k = 0; k < 100; ++k) {
       float value = 1;
@@ -192,8 +192,8 @@ TEST(Communicator, CallbacksRunOnceWithTheOutcome) {
   });
 }
 
-// The thread of a callback drives everybody's calls: one that waits there would wait for ever.
-TEST(Communicator, CallbacksMayStartCallsButNotWait) {
+// The thread of a callback drives all calls, so a callback that waits would deadlock.
+TEST(Communicator, CallbackMayStartCallsButNotWait) {
   for (const char* transports : {"shm", "tcp"}) {
     CommunicatorOptions options;
     options.transports = transports;
@@ -203,7 +203,7 @@ TEST(Communicator, CallbacksMayStartCallsButNotWait) {
       Work inner_work;
       std::string wrong;
       std::atomic<bool> called{c.rank() == 1};
-      if (c.rank() == 1) {  // until the callback of rank 0 is set
+      if (c.rank() == 1) {  // waits until the callback of rank 0 is set
         if (const Status status = c.recv(&inner, 1, DataType::int32, 0); !status.ok()) return status.to_string();
       }
       auto work = c.all_reduce_async(&value, &value, 1, DataType::int32, ReduceOp::sum);
@@ -224,7 +224,7 @@ TEST(Communicator, CallbacksMayStartCallsButNotWait) {
           inner_work = *started;
           refused("Work::wait", inner_work.wait());
           refused("Work::wait_for", inner_work.wait_for(std::chrono::seconds(1)));
-          if (inner_work.is_completed()) wrong += "a call that the other rank has not made has ended";
+          if (inner_work.is_completed()) wrong += "a call that the peer has not made has ended";
         } else {
           wrong += started.status().to_string();
         }
@@ -248,7 +248,7 @@ TEST(Communicator, CallbacksMayStartCallsButNotWait) {
   }
 }
 
-TEST(Communicator, BroadcastAllGatherBarrier) {
+TEST(Communicator, BroadcastAllGatherBarrierReturnRightValues) {
   for (const char* transports : {"shm", "tcp"}) {
     CommunicatorOptions options;
     options.transports = transports;
@@ -285,7 +285,7 @@ TEST(Communicator, BroadcastAllGatherBarrier) {
   }
 }
 
-TEST(Communicator, AverageAndOtherOperations) {
+TEST(Communicator, OperationsReturnRightValues) {
   for (const char* algorithm : {"one_shot", "direct", "ring", "recursive_doubling", "hierarchical"}) {
     CommunicatorOptions options;
     options.algorithm = algorithm;
@@ -316,7 +316,7 @@ TEST(Communicator, AverageAndOtherOperations) {
   }
 }
 
-// An average may need a sum that does not fit into the type: it is that of the exact sum, rounded toward zero.
+// The sum of an average may overflow the type. The result must be the average of the exact sum, rounded toward zero.
 template <typename T>
 std::string check_integer_averages(Communicator& c, DataType type) {
   using Limits = std::numeric_limits<T>;
@@ -335,7 +335,7 @@ std::string check_integer_averages(Communicator& c, DataType type) {
         return rank == 0 ? T{7} : static_cast<T>(Limits::is_signed ? -static_cast<int>(rank + i) : static_cast<int>(rank + i));
     }
   };
-  const auto average = [&](std::size_t i) -> T {  // of quotients and remainders, which cannot overflow
+  const auto average = [&](std::size_t i) -> T {  // by quotients and remainders, which cannot overflow
     const auto n = static_cast<T>(ranks);
     T whole = 0;
     std::int64_t rest = 0;
@@ -392,7 +392,7 @@ std::string check_integer_averages(Communicator& c, DataType type) {
   return input == before ? "" : "an input was changed";
 }
 
-TEST(Communicator, IntegerAverageIsThatOfTheExactSum) {
+TEST(Communicator, IntegerAverageUsesExactSum) {
   for (const int ranks : {2, 5}) {
     expect_ranks(ranks, {}, [](Communicator& c) -> std::string {
       std::string error = check_integer_averages<std::int8_t>(c, DataType::int8);
@@ -408,8 +408,8 @@ TEST(Communicator, IntegerAverageIsThatOfTheExactSum) {
   }
 }
 
-// They travel alike, but are not the same call.
-TEST(Communicator, IntegerAveragesOfTwoTypesAreAMismatch) {
+// Both send the same bytes, but they are different calls.
+TEST(Communicator, IntegerAveragesOfTwoTypesAreMismatch) {
   expect_ranks(2, {}, [](Communicator& c) -> std::string {
     std::vector<std::int32_t> data(10, 1);
     const DataType type = c.rank() == 0 ? DataType::int8 : DataType::int32;
@@ -418,7 +418,7 @@ TEST(Communicator, IntegerAveragesOfTwoTypesAreAMismatch) {
   });
 }
 
-TEST(Communicator, TwoInOneProcessAndDestructionInAnyOrder) {
+TEST(Communicator, TwoCommunicatorsCanBeDestroyedInAnyOrder) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     auto first = testing::join(directory + "/a", rank, size, {});
     auto second = testing::join(directory + "/b", rank, size, {});

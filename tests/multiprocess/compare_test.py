@@ -1,4 +1,4 @@
-"""bench/compare from its arguments to its files, with a stand-in for shoal_perf that reports fixed figures."""
+"""bench/compare from its arguments to its files, with a fake shoal_perf that reports fixed figures."""
 import json
 import os
 import re
@@ -11,11 +11,11 @@ import support
 
 COMPARE = os.path.join(support.REPOSITORY, "bench/compare")
 # Rank 0 reports times of a size in float32 and of its half in the types of 2 bytes, which the targets compare.
-STAND_IN = """#!{python}
+FAKE_PERF = """#!{python}
 import json, os, sys
 if os.environ["SHOAL_RANK"] == "0":
     if os.path.exists("{folder}/fail"):
-        sys.exit("shoal_perf: this and that went wrong")
+        sys.exit("shoal_perf: something failed")
     rows = []
     for type_, us in (("float32", 100.0), ("bfloat16", 55.0), ("float16", 70.0)):
         size = (2 << 20) if type_ == "float32" else 1 << 20
@@ -35,7 +35,7 @@ class TestCompare:
         os.mkdir(os.path.join(self.folder, "bin"))
         program = os.path.join(self.folder, "bin/shoal_perf")
         with open(program, "w", encoding="utf-8") as file:
-            file.write(STAND_IN.format(python=sys.executable, folder=self.folder))
+            file.write(FAKE_PERF.format(python=sys.executable, folder=self.folder))
         os.chmod(program, 0o755)
 
     def compare(self, *arguments):
@@ -46,7 +46,7 @@ class TestCompare:
         with open(os.path.join(self.out, name), encoding="utf-8") as file:
             return file.read()
 
-    def test_leaves_results_verdicts_and_tables(self):
+    def test_compare_writes_results_verdicts_and_tables(self):
         done = self.compare()
         assert done.returncode == 0, done.stderr
         assert re.search(r"\[1/1\] 1 host x 2, .*\b15 s\b", done.stderr), done.stderr
@@ -64,7 +64,7 @@ class TestCompare:
             pass
         done = self.compare()
         assert done.returncode == 1
-        assert "this and that went wrong" in done.stderr
+        assert "something failed" in done.stderr
         assert done.stderr.splitlines()[-1].endswith(": 1x2-halves"), done.stderr
         assert os.listdir(self.out) == []
 

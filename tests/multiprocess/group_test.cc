@@ -1,4 +1,4 @@
-// Groups on real processes: splits, overlapping groups in flight at once, destruction in any order, errors that stay inside.
+// Groups on real processes: splits, calls of overlapping groups in flight, destruction in any order, errors inside of a group.
 #include <gmock/gmock.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ CommunicatorOptions over(const char* transports) {
   return options;
 }
 
-// The sum over a group of 1 + the ranks that its members have in the job, or what went wrong.
+// Sums rank + 1 over a group, with the members' ranks in the job. Returns what is wrong; empty: nothing.
 std::string check_sum(Communicator& group, int job_rank, const std::vector<int>& job_ranks, std::size_t count) {
   std::vector<std::int32_t> data(count, job_rank + 1);
   if (const Status status = group.all_reduce(data.data(), data.data(), count, DataType::int32, ReduceOp::sum); !status.ok())
@@ -47,23 +47,23 @@ std::string check_sum(Communicator& group, int job_rank, const std::vector<int>&
 class Groups : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Groups, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
 
-TEST_P(Groups, SplitOrdersByKeyAndLeavesOutNegativeColors) {
+TEST_P(Groups, SplitOrdersByKeyAndExcludesNegativeColors) {
   expect_ranks(5, over(GetParam()), [](Communicator& c) -> std::string {
-    // Ranks 0, 2, 4 in reverse order; 1 and 3 in none.
-    auto odd = c.split(c.rank() % 2 == 0 ? 7 : -1, -c.rank());
-    if (!odd.ok()) return odd.status().to_string();
-    if (c.rank() % 2 == 1) return *odd == nullptr ? "" : "a group for a negative color";
-    if ((*odd)->size() != 3 || (*odd)->rank() != (4 - c.rank()) / 2)
-      return fmt::format("rank {} of {}", (*odd)->rank(), (*odd)->size());
+    // Ranks 4, 2, 0 form a group in this order; ranks 1 and 3 are in no group.
+    auto even = c.split(c.rank() % 2 == 0 ? 7 : -1, -c.rank());
+    if (!even.ok()) return even.status().to_string();
+    if (c.rank() % 2 == 1) return *even == nullptr ? "" : "a group for a negative color";
+    if ((*even)->size() != 3 || (*even)->rank() != (4 - c.rank()) / 2)
+      return fmt::format("rank {} of {}", (*even)->rank(), (*even)->size());
     std::int32_t value = c.rank();
     std::vector<std::int32_t> all(3);
-    if (const Status status = (*odd)->all_gather(&value, all.data(), 1, DataType::int32); !status.ok())
+    if (const Status status = (*even)->all_gather(&value, all.data(), 1, DataType::int32); !status.ok())
       return status.to_string();
     return all == std::vector<std::int32_t>{4, 2, 0} ? "" : "wrong order";
   });
 }
 
-TEST_P(Groups, AnySubsetWithoutTheOthers) {
+TEST_P(Groups, GroupNeedsNoCallOfOtherRanks) {
   expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
     const std::vector<std::vector<int>> lists{{2, 0}, {1, 3}, {3, 2, 1, 0}, {0}, {1, 2, 3}};
     for (const auto& list : lists) {
@@ -90,9 +90,9 @@ TEST_P(Groups, BadListsAreRefused) {
   });
 }
 
-TEST_P(Groups, CallsOfOverlappingGroupsInDifferentOrders) {
+TEST_P(Groups, OverlappingGroupsAllowDifferentOrders) {
   expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
-    // Every pair, every triple, everybody; each rank walks through its groups in an order of its own.
+    // Every pair, every triple, all ranks; each rank makes the calls of its groups in another order.
     std::vector<std::vector<int>> lists;
     for (unsigned set = 1; set < 16; ++set) {
       std::vector<int> list;
@@ -132,7 +132,7 @@ TEST_P(Groups, CallsOfOverlappingGroupsInDifferentOrders) {
   });
 }
 
-TEST_P(Groups, ParentAndGroupsEndInAnyOrder) {
+TEST_P(Groups, ParentAndGroupsCanBeDestroyedInAnyOrder) {
   const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
     auto world = testing::join(directory, rank, size, over(GetParam()));
     if (!world.ok()) return world.status().to_string();
@@ -155,18 +155,18 @@ TEST_P(Groups, ParentAndGroupsEndInAnyOrder) {
   testing::expect_all_well(outcomes);
 }
 
-TEST_P(Groups, AnErrorStaysInItsGroup) {
+TEST_P(Groups, ErrorDoesNotAffectOtherGroups) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     auto bad = c.split(0, 0);
     auto good = c.split(0, 0);
     if (!bad.ok() || !good.ok()) return "split failed";
     if (std::string error = check_sum(**bad, c.rank(), {0, 1, 2}, 100); !error.empty()) return error;
-    // Rank 2 disagrees; megabytes are under way when it is found out.
+    // Rank 2 disagrees; a megabyte is in flight when the mismatch is found.
     std::vector<float> data(300000);
     const Status status =
         (*bad)->all_reduce(data.data(), data.data(), data.size() - (c.rank() == 2 ? 1 : 0), DataType::float32, ReduceOp::sum);
     if (status.ok()) {
-      if ((*bad)->barrier().ok()) return "a mismatch went unnoticed";
+      if ((*bad)->barrier().ok()) return "no mismatch was reported";
     } else if (status.code() != StatusCode::mismatch) {
       return status.to_string();
     }
@@ -179,7 +179,7 @@ TEST_P(Groups, AnErrorStaysInItsGroup) {
   });
 }
 
-TEST_P(Groups, ADeadRankClosesTheGroupsThatHoldItOnly) {
+TEST_P(Groups, DeadRankClosesOnlyItsGroups) {
   const auto outcomes = testing::run_ranks(4, [](int rank, int size, const std::string& directory) -> std::string {
     auto world = testing::join(directory, rank, size, over(GetParam()));
     if (!world.ok()) return world.status().to_string();
@@ -201,7 +201,7 @@ TEST_P(Groups, ADeadRankClosesTheGroupsThatHoldItOnly) {
     if (status.code() != StatusCode::peer_failed || status.message().find("rank 3") == std::string::npos)
       return "world: " + status.to_string();
     if (std::string error = check_sum(**trio, rank, without, 100000); !error.empty()) return "trio: " + error;
-    // A group made now would hold the dead.
+    // A new group would contain the dead rank.
     if (rank != 1) return {};
     const auto late = (*world)->group(with);
     return late.ok() ? "a group of a closed communicator" : "";
@@ -214,7 +214,7 @@ std::size_t open_descriptors() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// Bytes that this process has from malloc; zero under sanitizers, which do not count them so.
+/// Bytes that this process has from malloc; zero under sanitizers, which do not count them.
 std::size_t heap_bytes() {
   const auto all = ::mallinfo2();
   return all.uordblks + all.hblkhd;
@@ -238,9 +238,9 @@ std::size_t shared_bytes() {
   return kib << 10;
 }
 
-// More than have windows at a time. Ranks come to them in different orders, and some are gone on one rank before they exist on
-// another.
-TEST_P(Groups, ManyAtATimeAndManyOneAfterTheOther) {
+// More groups than there are windows. Ranks make their calls in different orders, and destroy some groups before peers have
+// made them.
+TEST_P(Groups, ManyGroupsWorkTogetherAndInSequence) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     const std::vector<std::vector<int>> lists{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {0, 1}, {2, 1}, {0, 2}, {2, 0}};
     const auto is_member = [&](const std::vector<int>& list) { return std::ranges::find(list, c.rank()) != list.end(); };
@@ -281,11 +281,11 @@ TEST_P(Groups, ManyAtATimeAndManyOneAfterTheOther) {
           if (!is_member(list)) continue;
           auto group = c.group(list);
           if (!group.ok()) return group.status().to_string();
-          // The root waits for nobody, and may be in the next groups when the others come here.
+          // The root waits for no peer, and may be in the next groups already.
           std::int32_t value = c.rank() == list[0] ? 7 * round : -1;
           if (const Status status = (*group)->broadcast(&value, 1, DataType::int32, 0); !status.ok()) return status.to_string();
           if (value != 7 * round) return fmt::format("round {}: {}", round, value);
-          if (round % 2 == 1) continue;  // and it may even leave
+          if (round % 2 == 1) continue;  // the root may destroy the group
           if (std::string error = check_sum(**group, c.rank(), list, static_cast<std::size_t>(round % 3 * 40 + 1));
               !error.empty())
             return error;
@@ -300,8 +300,8 @@ TEST_P(Groups, ManyAtATimeAndManyOneAfterTheOther) {
   });
 }
 
-// By other numbers than their own, and in memory of either kind.
-TEST_P(Groups, MembersReachEachOthersMemory) {
+// Members have other ranks in the group than in the job. With memory from mem_alloc and private memory.
+TEST_P(Groups, MembersAccessMemoryOfPeers) {
   expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
     const std::vector<int> list{3, 1, 2};
     if (c.rank() == 0) return {};
@@ -337,7 +337,7 @@ TEST_P(Groups, MembersReachEachOthersMemory) {
   });
 }
 
-TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
+TEST_P(Groups, GroupsUseNoDescriptorsAndLittleMemory) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     const std::size_t descriptors = open_descriptors();
@@ -368,30 +368,30 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     }
     works.clear();
     const std::size_t used = heap_bytes() - heap_between;
-    // Small calls go through windows where there are any. Those before may have touched all slots of all rings.
+    // Small calls use windows if there are any. The larger calls before may have touched all slots of all rings.
     const std::size_t shared_between = shared_bytes();
     for (std::size_t k = 0; k < 64; ++k) {
       if (std::string error = check_sum(*groups[k], c.rank(), {0, 1, 2}, 1000); !error.empty()) return error;
     }
     const std::size_t touched = shared_bytes() - shared_between;
     const std::size_t open = open_descriptors();
-    // A rank that leaves takes its connections away from those that still count theirs.
+    // A rank that leaves closes connections, which its peers still count.
     if (const Status together = c.barrier(); !together.ok()) return "barrier: " + together.to_string();
     if (c.rank() == 0) {
       fmt::print(
           "64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each, {} KiB of shared memory after a small one "
           "each\n",
           GetParam(), made >> 10, used >> 10, touched >> 10);
-      std::fflush(stdout);  // the process ends without doing so
+      std::fflush(stdout);  // the process ends by _exit()
     }
-    // Those of a call each hold a Plan and an Operation, and scratch memory that the next call of any group uses.
+    // After a call each group holds a Plan and an Operation; all groups share scratch memory.
     if (made > 64 * (std::size_t{64} << 10)) return fmt::format("64 groups hold {} bytes", made);
     if (used > 64 * (std::size_t{64} << 10)) return fmt::format("64 groups hold {} bytes more after a call each", used);
-    // Of all three ranks: two places for data, and the words beside them.
+    // For each of three ranks: two slots for data, and their flags.
     if (touched > 64 * 3 * (std::size_t{32} << 10))
       return fmt::format("64 groups share {} bytes after a small call each", touched);
 #ifdef SHOAL_TSAN
-    constexpr std::size_t kStarted = 2;  // the communication thread, and the sanitizer's own, which comes with the first
+    constexpr std::size_t kStarted = 2;  // the progress thread and the sanitizer's thread
 #else
     constexpr std::size_t kStarted = 1;
 #endif
@@ -400,7 +400,7 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     if (c.memory_bytes() != memory) return fmt::format("{} bytes became {}", memory, c.memory_bytes());
     std::size_t of_groups = 0;
     for (const auto& group : groups) of_groups += group->memory_bytes();
-    return of_groups == 0 ? "" : fmt::format("{} bytes stand aside though nothing is in flight", of_groups);
+    return of_groups == 0 ? "" : fmt::format("{} bytes are spilled though nothing is in flight", of_groups);
   });
 }
 

@@ -1,4 +1,4 @@
-// What a communicator costs while nobody calls it.
+// Processor time of a communicator that is idle or waits.
 #include <sys/resource.h>
 
 #include <array>
@@ -16,7 +16,7 @@ namespace {
 
 using testing::expect_ranks;
 
-constexpr double kMostShareOfACore = 0.001 * kSlack;  // a program that does nothing uses 0.0006 under ThreadSanitizer
+constexpr double kMaxShareOfCore = 0.001 * kSlack;  // a program that does nothing uses 0.0006 under ThreadSanitizer
 constexpr double kIdle_s = 3;
 constexpr double kLate_s = 0.5;
 
@@ -32,7 +32,7 @@ double cpu_seconds() {
 
 class Idle : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Idle, CostsNextToNothingAfterBlockingAndAsynchronousCalls) {
+TEST_P(Idle, CommunicatorUsesNoProcessorTime) {
   CommunicatorOptions options;
   options.transports = GetParam();
   expect_ranks(2, options, [](Communicator& c) -> std::string {
@@ -47,11 +47,11 @@ TEST_P(Idle, CostsNextToNothingAfterBlockingAndAsynchronousCalls) {
       if (!one.ok()) return one.status().to_string();
       auto other = c.all_reduce_async(second.data(), second.data(), second.size(), DataType::float32, ReduceOp::sum);
       if (!other.ok()) return other.status().to_string();
-      // The first is left to the progress thread.
+      // The progress thread drives the first call.
       if (Status status = other->wait(); !status.ok()) return status.to_string();
       if (Status status = one->wait(); !status.ok()) return status.to_string();
     }
-    // A rank that ends costs the others something: both meet before they idle, and neither leaves before both have idled.
+    // The end of a rank costs its peers time, so barriers keep both ranks alive during the measurement.
     if (Status status = c.barrier(); !status.ok()) return status.to_string();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const double before = cpu_seconds();
@@ -62,13 +62,13 @@ TEST_P(Idle, CostsNextToNothingAfterBlockingAndAsynchronousCalls) {
     if (Status status = c.barrier(); !status.ok()) return status.to_string();
     fmt::print("{} ranks, rank {}: {:.4f} % of a core\n", c.size(), c.rank(), 100 * share);
     std::fflush(stdout);
-    if (share < kMostShareOfACore) return {};
+    if (share < kMaxShareOfCore) return {};
     return fmt::format("an idle communicator uses {:.3f} % of a core", 100 * share);
   });
 }
 
-// Nor does a rank burn its core while it waits in one call and what peers send for another lies on its links.
-TEST_P(Idle, WaitingCostsNextToNothingWhenAMessageHasCome) {
+// A rank sleeps while it waits in one call, although data for another call is on its links.
+TEST_P(Idle, WaitWithUnreadMessageUsesNoProcessorTime) {
   CommunicatorOptions options;
   options.transports = GetParam();
   expect_ranks(2, options, [](Communicator& c) -> std::string {

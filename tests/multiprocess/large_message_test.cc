@@ -28,7 +28,7 @@ std::size_t available_bytes() {
   return 0;
 }
 
-// Calls `visit` with places all over the message, mostly around powers of two and at both ends.
+// Calls `visit` with positions all over the message, many around powers of two and at both ends.
 template <typename Visit>
 void for_samples(Visit visit) {
   std::mt19937_64 random(kSeed);
@@ -37,12 +37,12 @@ void for_samples(Visit visit) {
   for (int i = 0; i < 4000; ++i) visit(random() % kCount);
 }
 
-// Never zero, so that untouched memory shows.
+// Never zero, the value of untouched memory.
 std::uint8_t value_of(int rank, std::size_t i) {
   return static_cast<std::uint8_t>(1 + (i * 7 + static_cast<std::size_t>(rank) * 101) % 255);
 }
 
-TEST(LargeMessage, MoreThanTwoGibibytesInOneCall) {
+TEST(LargeMessage, AllReduceHandlesMoreThan2GiB) {
   const std::size_t needed = kRanks * kCount + (std::size_t{256} << 20);
   if (available_bytes() < needed)
     GTEST_SKIP() << "needs " << needed << " bytes of memory, " << available_bytes() << " are available";

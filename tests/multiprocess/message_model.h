@@ -1,4 +1,4 @@
-// Messages made up from a random number, and what must be received.
+// Random messages, and a model of what must be received.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace shoal::testing {
 
 /// Messages to one receiver, the same description on every rank: one of each entry of `senders`, in that order.
 struct ModelMessages {
-  std::uint64_t id = 0;  ///< what the bytes are made from
+  std::uint64_t id = 0;  ///< seed of the bytes
   DataType type = DataType::int32;
   std::size_t count = 0;
   int receiver = 0;
@@ -28,12 +28,12 @@ struct ModelMessages {
 
   [[nodiscard]] std::string text() const {
     return fmt::format("{} x {} from {} to {}, tag {}{}{}", to_string(type), count, fmt::join(senders, ","), receiver, tag,
-                       any_source ? ", received from anybody" : "", async ? ", async" : "");
+                       any_source ? ", received from any source" : "", async ? ", async" : "");
   }
 };
 
-/// Messages that make sense among `ranks` ranks. Those that are received from anybody have a tag of their own, beyond the
-/// kDirectTags of the others: `own_tag` is one that no other call of the job has.
+/// Random messages among `ranks` ranks. Messages received from any source use the tag kDirectTags + `own_tag`, which no other
+/// call of the job may use; the others use tags below kDirectTags.
 inline constexpr int kDirectTags = 3;
 inline ModelMessages random_messages(std::mt19937_64& random, int ranks, std::size_t max_count, int own_tag) {
   const auto pick = [&](std::uint64_t low, std::uint64_t high) { return low + random() % (high - low + 1); };
@@ -47,14 +47,14 @@ inline ModelMessages random_messages(std::mt19937_64& random, int ranks, std::si
   for (int& sender : messages.senders) sender = rank();
   messages.any_source = pick(0, 1) == 0;
   messages.tag = messages.any_source ? kDirectTags + own_tag : static_cast<int>(pick(0, kDirectTags - 1));
-  // A rank that sends to itself cannot wait for either call; a blocking receive does not tell whose message it was.
+  // A rank that sends to itself must not block; a blocking recv does not return the source.
   bool to_itself = false;
   for (const int sender : messages.senders) to_itself |= sender == messages.receiver;
   messages.async = pick(0, 1) == 0 || to_itself || messages.any_source;
   return messages;
 }
 
-/// The part of one rank: its calls, their buffers, and the check of what came. Thread rule: one thread.
+/// The part of one rank: its calls, their buffers, and the check of the received bytes. Thread rule: one thread.
 class MessagePart {
  public:
   MessagePart(const ModelMessages& messages, int rank) : messages_(messages), rank_(rank) {}
@@ -80,7 +80,7 @@ class MessagePart {
     return {};
   }
 
-  /// Waits for all of them. Empty where everything came as it was sent, else what is wrong.
+  /// Waits for all calls. Empty if all messages arrived unchanged, else what is wrong.
   std::string finish() {
     for (auto* works : {&receives_, &sends_}) {
       for (Work& work : *works) {
@@ -96,7 +96,7 @@ class MessagePart {
       const int from = messages_.async ? receives_[k].source() : messages_.senders[k];
       if (!messages_.any_source && from != messages_.senders[k]) return fmt::format("message {} is from rank {}", k, from);
       if (from < 0 || static_cast<std::size_t>(from) >= received.size()) return fmt::format("source {}", from);
-      // Whoever sends first is received first, but the messages of one rank stay in order.
+      // Messages of different ranks may arrive in any order; those of one rank stay in order.
       if (buffers_[2 * k] != content(from, received[static_cast<std::size_t>(from)]++))
         return fmt::format("message {}, from rank {}, is wrong", k, from);
     }
@@ -128,7 +128,7 @@ class MessagePart {
 
   const ModelMessages& messages_;
   int rank_;
-  std::vector<std::vector<std::byte>> buffers_;  ///< of each entry of senders: what is received, what is sent
+  std::vector<std::vector<std::byte>> buffers_;  ///< for each entry of senders: the received bytes, the sent bytes
   std::vector<Work> receives_;
   std::vector<Work> sends_;
 };

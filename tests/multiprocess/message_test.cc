@@ -35,7 +35,7 @@ std::vector<std::int32_t> numbers(std::size_t count, std::int32_t first) {
   return data;
 }
 
-TEST_P(Messages, EverySizeArrivesAsItWasSent) {
+TEST_P(Messages, EverySizeArrivesUnchanged) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     for (const std::size_t count : {0, 1, 7, 512, 513, 4096, 16384, 16385, 300000, 3000000}) {
       const auto sent = numbers(count, 10 * c.rank());
@@ -53,8 +53,8 @@ TEST_P(Messages, EverySizeArrivesAsItWasSent) {
   });
 }
 
-// More than a sender may have under way unasked, before the receiver takes any.
-TEST_P(Messages, ManyWithoutBytesArrive) {
+// More messages than a sender may have in flight without a recv.
+TEST_P(Messages, ManyEmptyMessagesArrive) {
   expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     constexpr int kMany = 200;
     std::int32_t none = 0;
@@ -77,8 +77,8 @@ TEST_P(Messages, ManyWithoutBytesArrive) {
   });
 }
 
-// Each has a tag of its own, and the last is asked for first.
-TEST_P(Messages, AreFoundInWhateverOrderTheyAreAskedFor) {
+// Each message has its own tag; the first recv asks for the last message.
+TEST_P(Messages, ReceivesMatchTagsInAnyOrder) {
   expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     constexpr int kMany = 3000;
     std::vector<std::int32_t> data(kMany);
@@ -91,7 +91,7 @@ TEST_P(Messages, AreFoundInWhateverOrderTheyAreAskedFor) {
                                 : c.recv_async(&element, 1, DataType::int32, 0, tag);
       if (!work.ok()) return work.status().to_string();
       works.push_back(*work);
-      // Nothing is asked for before a good part has been announced.
+      // Rank 1 waits for one message, so that many others are announced before their recvs.
       if (c.rank() == 1 && k == 0) {
         if (const Status status = works[0].wait(); !status.ok()) return status.to_string();
       }
@@ -106,7 +106,7 @@ TEST_P(Messages, AreFoundInWhateverOrderTheyAreAskedFor) {
   });
 }
 
-TEST(UnaskedMessages, BeyondWhatAReceiverKeepsAreAnErrorOnBothRanks) {
+TEST(UnexpectedMessages, TooManyFailOnBothRanks) {
   constexpr int kKept = 1 << 18;
   expect_ranks(2, over("shm"), [](Communicator& c) -> std::string {
     std::int32_t none = 0;
@@ -114,7 +114,7 @@ TEST(UnaskedMessages, BeyondWhatAReceiverKeepsAreAnErrorOnBothRanks) {
     if (c.rank() == 0) {
       for (int k = 0; status.ok() && k < kKept; ++k) status = c.send(&none, 0, DataType::int32, 1, k);
       if (!status.ok()) return "too early: " + status.to_string();
-      status = c.send(&none, 0, DataType::int32, 1, kKept);  // may go well: rank 1 has not taken it yet
+      status = c.send(&none, 0, DataType::int32, 1, kKept);  // may succeed: rank 1 may not have seen it yet
       if (status.ok()) status = c.send(&none, 0, DataType::int32, 1, -1);
       if (status.ok()) status = c.recv(&none, 0, DataType::int32, 1);
     } else {
@@ -128,15 +128,15 @@ TEST(UnaskedMessages, BeyondWhatAReceiverKeepsAreAnErrorOnBothRanks) {
   });
 }
 
-TEST_P(Messages, OfOneTagDoNotOvertakeAndTagsAreApart) {
+TEST_P(Messages, MessagesOfOneTagStayInOrder) {
   expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     constexpr int kEach = 150;
     std::vector<std::vector<std::int32_t>> buffers;
     std::vector<Work> works;
-    // Small and large ones mixed, tags 0 and 1 in turn; more than a sender may have under way unasked.
+    // Small and large messages, tags 0 and 1 in turn; more than a sender may have in flight without a recv.
     const auto count_of = [](int k) { return k % 5 == 0 ? std::size_t{5000} : std::size_t{3}; };
     for (int k = 0; k < 2 * kEach; ++k) {
-      // The receiver asks for all of tag 1 first.
+      // The receiver receives all messages of tag 1 first.
       const int tag = c.rank() == 0 ? k % 2 : (k < kEach ? 1 : 0);
       const int index = c.rank() == 0 ? k / 2 : k % kEach;
       buffers.push_back(c.rank() == 0 ? numbers(count_of(index), 1000 * tag + index)
@@ -158,7 +158,7 @@ TEST_P(Messages, OfOneTagDoNotOvertakeAndTagsAreApart) {
   });
 }
 
-TEST_P(Messages, FromAnyRankInOrderOfEach) {
+TEST_P(Messages, AnySourceKeepsOrderOfEachSender) {
   expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
     constexpr int kEach = 40;
     if (c.rank() != 0) {
@@ -188,7 +188,7 @@ TEST_P(Messages, FromAnyRankInOrderOfEach) {
   });
 }
 
-TEST_P(Messages, BothWaysAtOnceBesideCollectivesAndToOneself) {
+TEST_P(Messages, MessagesWorkBesideCollectivesAndToSelf) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     auto group = c.split(0, -c.rank());
     if (!group.ok()) return group.status().to_string();
@@ -228,7 +228,7 @@ TEST_P(Messages, BothWaysAtOnceBesideCollectivesAndToOneself) {
   });
 }
 
-TEST_P(Messages, GroupedBlockingExchangesDoNotWaitForEachOther) {
+TEST_P(Messages, GroupedSendsAndReceivesDoNotDeadlock) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     for (const std::size_t count : {1, 100000}) {
       const int next = (c.rank() + 1) % 3;
@@ -238,7 +238,7 @@ TEST_P(Messages, GroupedBlockingExchangesDoNotWaitForEachOther) {
       std::vector<std::int32_t> own(count, -1);
       std::int32_t sum = 1;
       Communicator::group_begin();
-      // Everybody sends first, and to itself too: without the group large ones would wait for ever.
+      // All ranks send first, also to themselves: without the call group large messages would deadlock.
       Status status = c.send(out.data(), count, DataType::int32, next);
       Communicator::group_begin();
       if (status.ok()) status = c.send(out.data(), count, DataType::int32, c.rank(), 9);
@@ -250,11 +250,12 @@ TEST_P(Messages, GroupedBlockingExchangesDoNotWaitForEachOther) {
       if (const Status end = Communicator::group_end(); !end.ok()) return end.to_string();
       if (in != numbers(count, previous) || own != out || sum != 3) return "wrong";
     }
-    return Communicator::group_end().code() == StatusCode::invalid_argument ? "" : "an end without a beginning";
+    return Communicator::group_end().code() == StatusCode::invalid_argument ? ""
+                                                                            : "group_end() without group_begin() succeeded";
   });
 }
 
-TEST_P(Messages, DifferentSizesAndTypesAreErrorsAtBothEnds) {
+TEST_P(Messages, DifferentSizesAndTypesFailOnBothRanks) {
   for (const bool type : {false, true}) {
     for (const std::size_t count : {10, 100000}) {
       expect_ranks(2, over(GetParam()), [&](Communicator& c) -> std::string {
@@ -262,11 +263,11 @@ TEST_P(Messages, DifferentSizesAndTypesAreErrorsAtBothEnds) {
         Status status = c.rank() == 0 ? c.send(data.data(), count, DataType::int32, 1, 4)
                         : type        ? c.recv(data.data(), count, DataType::float32, 0, 4)
                                       : c.recv(data.data(), count + 1, DataType::int32, 0, 4);
-        if (status.ok()) status = c.barrier();  // a small send may have ended before the receiver looked
+        if (status.ok()) status = c.barrier();  // a small send may have ended before the receiver compared it
         if (status.code() != StatusCode::mismatch) return status.to_string();
-        for (const std::string& words : {std::string("rank 0"), std::string("rank 1"), fmt::format("int32 x {}", count),
-                                         type ? fmt::format("float32 x {}", count) : fmt::format("int32 x {}", count + 1)}) {
-          if (status.message().find(words) == std::string::npos) return words + " is not in: " + status.message();
+        for (const std::string& fact : {std::string("rank 0"), std::string("rank 1"), fmt::format("int32 x {}", count),
+                                        type ? fmt::format("float32 x {}", count) : fmt::format("int32 x {}", count + 1)}) {
+          if (status.message().find(fact) == std::string::npos) return fact + " is not in: " + status.message();
         }
         return {};
       });
@@ -274,7 +275,7 @@ TEST_P(Messages, DifferentSizesAndTypesAreErrorsAtBothEnds) {
   }
 }
 
-TEST_P(Messages, DeadlinesAndLeaversAreNamed) {
+TEST_P(Messages, ErrorsNameMissingAndLeavingRanks) {
   expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     auto first = c.split(0, 0);
     auto second = c.split(0, 0);
@@ -282,7 +283,7 @@ TEST_P(Messages, DeadlinesAndLeaversAreNamed) {
     std::int32_t value = 0;
     if (c.rank() == 1) {
       second->reset();
-      // Closed by the other's deadline, not by ours.
+      // The peer's deadline closes the group.
       const Status status = (*first)->recv(&value, 1, DataType::int32, 0, 8);
       return status.code() == StatusCode::timeout ? "" : status.to_string();
     }
@@ -299,8 +300,8 @@ TEST_P(Messages, DeadlinesAndLeaversAreNamed) {
   });
 }
 
-TEST(MessageArguments, AreChecked) {
-  // In a child: the progress thread must not run in the process that the other tests fork.
+TEST(MessageArguments, BadArgumentsAreRefused) {
+  // In a child process, because the process that forks the other tests' ranks must not run a progress thread.
   expect_ranks(1, {}, [](Communicator& c) -> std::string {
     std::int32_t value = 1;
     std::int32_t copy = 0;

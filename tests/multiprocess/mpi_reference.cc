@@ -36,7 +36,7 @@ struct Op {
   MPI_Op mpi;
 };
 
-/// Types and operations that both have.
+/// Types and operations that both libraries have.
 std::vector<Type> types() {
   return {{DataType::float32, MPI_FLOAT},  {DataType::float64, MPI_DOUBLE},  {DataType::int8, MPI_INT8_T},
           {DataType::int16, MPI_INT16_T},  {DataType::int32, MPI_INT32_T},   {DataType::int64, MPI_INT64_T},
@@ -48,7 +48,7 @@ std::vector<Op> operations() {
           {ReduceOp::band, MPI_BAND}, {ReduceOp::bor, MPI_BOR},   {ReduceOp::bxor, MPI_BXOR}};
 }
 
-/// One call with what all ranks know of it.
+/// One call, as all ranks know it.
 struct Call {
   CollectiveKind kind{};
   Type type{};
@@ -89,8 +89,8 @@ Call random_call(std::mt19937_64& random, int ranks) {
   return call;
 }
 
-/// Numbers of both signs from 1e-3 to 1e3 for floating types. Integers as large as the sum or the product of all ranks allows:
-/// what happens beyond is nobody's promise, and Open MPI saturates some types where it uses vector instructions.
+/// Numbers of both signs from 1e-3 to 1e3 for floating types. Integers small enough for the sum or the product of all ranks:
+/// overflow is not specified, and Open MPI saturates some types where it uses vector instructions.
 template <typename T>
 std::vector<std::byte> typed_data(const Call& call, int ranks, std::size_t elements, std::uint64_t seed) {
   std::vector<std::byte> bytes(elements * sizeof(T));
@@ -151,7 +151,7 @@ double bound(double magnitude, int ranks) {
   return 2 * 1.01 * (ranks - 1) * kUnit * magnitude;
 }
 
-/// Empty where `found` is `reference`, to the bound. `magnitudes` holds what bound() needs for each element.
+/// Empty if `found` matches `reference` within the bound. `magnitudes` has the arguments of bound() for each element.
 template <typename T>
 std::string compare_floating(const std::vector<std::byte>& found, const std::vector<std::byte>& reference,
                              const std::vector<double>& magnitudes, int ranks) {
@@ -198,7 +198,7 @@ std::vector<std::size_t> column(const std::vector<std::vector<std::size_t>>& row
   return result;
 }
 
-/// Makes `call` with both libraries and compares. Empty where they agree.
+/// Makes `call` with both libraries and compares the results. Empty if they agree.
 std::string compare(Communicator& shoal, const Call& call) {
   const int rank = shoal.rank();
   const int ranks = shoal.size();
@@ -328,7 +328,7 @@ int main(int argc, char** argv) {
   }
   MPI_Init(&argc, &argv);
   const int code = compare_all(std::strtoull(argv[1], nullptr, 10), std::atoi(argv[2]));
-  if (code != 0) MPI_Abort(MPI_COMM_WORLD, code);  // the others may wait in a call
+  if (code != 0) MPI_Abort(MPI_COMM_WORLD, code);  // other ranks may wait in a call
   MPI_Finalize();
   return 0;
 }

@@ -29,10 +29,10 @@ def check_agreement(ranks, **environment):
 
 
 @pytest.mark.parametrize("ranks", range(2, 6))
-def test_shared_memory(ranks):
+def test_results_match_open_mpi_over_shared_memory(ranks):
     check_agreement(ranks)
 
 
 @pytest.mark.parametrize("ranks", (2, 4))
-def test_tcp(ranks):
+def test_results_match_open_mpi_over_tcp(ranks):
     check_agreement(ranks, SHOAL_TRANSPORTS="tcp")

@@ -1,4 +1,4 @@
-"""Emulated hosts with links that fail or lose packets, IPv6 alone, a chosen interface: every sum of a job over them is right."""
+"""Jobs between emulated hosts with failing links, lost packets, IPv6 alone or a chosen interface: every sum is right."""
 import os
 import re
 import shutil
@@ -12,17 +12,17 @@ CLUSTER = os.path.join(support.REPOSITORY, "bench/cluster")
 SUMS = os.path.join(support.BUILD, "bin/checked_sums")
 PATH = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
 
-# Prints every socket that the host has had while the job runs: 'tcp ADDRESS:PORT STATE', as in /proc. No other process has sockets in
-# the network namespace of the host.
+# Prints every socket of the host while the job runs: 'tcp ADDRESS:PORT STATE', as in /proc. No other process has sockets in the network
+# namespace of the host.
 WATCHED = """
-look() { for family in tcp tcp6; do awk -v f=$family 'FNR > 1 {print f, $2, $4}' /proc/net/$family; done; }
-(while sleep 0.02; do look; done) > /dev/shm/sockets & watcher=$!
+list() { for family in tcp tcp6; do awk -v f=$family 'FNR > 1 {print f, $2, $4}' /proc/net/$family; done; }
+(while sleep 0.02; do list; done) > /dev/shm/sockets & watcher=$!
 "$@"; status=$?
 kill $watcher; wait $watcher 2>/dev/null; sort -u /dev/shm/sockets; exit $status
 """
-DOWN_S = 11  # longer than the least that SHOAL_LOST_AFTER may be, shorter than its default
+DOWN_S = 11  # longer than the minimum of SHOAL_LOST_AFTER, shorter than its default
 SHORT_LOST_AFTER_S = 12
-SHORT_DOWN_S = 8.5  # most of that. The kernel retransmits 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s after the first packet, or somewhat later
+SHORT_DOWN_S = 8.5  # between two retransmissions of the kernel: 0.2, 0.6, 1.4, 3, 6.2, 12.6 s after the first packet, or somewhat later
 LISTENS = "0A"
 STORE_PORT = 29470
 
@@ -39,7 +39,7 @@ def loss_complaint():
 
 
 def address_of(text):
-    """'tcp 0100480A:7351 0A' -> '10.72.0.1'; of IPv6 the digits as they are."""
+    """'tcp 0100480A:7351 0A' -> '10.72.0.1'; an IPv6 address as its digits."""
     family, place, _ = text.split()
     digits = place.split(":")[0]
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(digits))) if family == "tcp" else digits
@@ -58,21 +58,21 @@ class TestNetwork:
         print(report[0], flush=True)
         return int(report[1]), report[2], float(report[3]), output
 
-    def test_a_link_that_is_down_for_a_while_loses_nothing(self):
+    def test_a_temporary_link_outage_loses_nothing(self):
         _, over, slowest, output = self.run_sums("3x1", 6, "--rate", "200mbit", "--cut", f"0@3+{DOWN_S}")
         assert over == "tcp"
         assert output.count("rail 0 of node0") == 2, output  # cut, and back
         assert slowest > DOWN_S - 0.5, "no call ran while the link was down"
         assert slowest < 2 * DOWN_S + 4, f"the link was back after {DOWN_S} s"
 
-    def test_a_link_back_just_before_lost_after_is_used(self):
+    def test_an_outage_shorter_than_lost_after_is_survived(self):
         _, _, slowest, output = self.run_sums("2x1", 4, "--rate", "200mbit", "--cut", f"0@2+{SHORT_DOWN_S}",
                                               environment={"SHOAL_LOST_AFTER": str(SHORT_LOST_AFTER_S)})
         assert output.count("rail 0 of node0") == 2, output  # cut, and back
         assert slowest > SHORT_DOWN_S - 0.5, "no call ran while the link was down"
         assert slowest < SHORT_DOWN_S + 4, f"the link was back after {SHORT_DOWN_S} s"
 
-    def test_one_packet_in_a_hundred_is_lost(self):
+    def test_lost_packets_change_no_result(self):
         if complaint := loss_complaint():
             pytest.skip(complaint)
         script = ("iptables -A INPUT -i eth0 -m statistic --mode random --probability 0.01 -j DROP && "
@@ -85,7 +85,7 @@ class TestNetwork:
         assert len(lost) == 3
         assert min(lost) > 10, "too few packets were lost to prove anything"
 
-    def test_a_job_over_ipv6_alone(self):
+    def test_a_job_runs_over_ipv6_alone(self):
         if not os.path.exists("/proc/net/if_inet6"):
             pytest.skip("this kernel has no IPv6")
         script = ("ip -4 addr flush dev eth0 && ip -6 addr add fd00:77::$((SHOAL_RANK + 1))/64 dev eth0 nodad && "
@@ -97,7 +97,7 @@ class TestNetwork:
         assert any(line.startswith("tcp6") and line.endswith(" 01") for line in sockets), "no connection was seen"
         assert [line for line in sockets if line.startswith("tcp ")] == [], "a socket of IPv4"
 
-    def test_listeners_take_the_chosen_interface_only(self):
+    def test_listeners_use_the_chosen_interface_only(self):
         # The hosts have two networks; the job uses one, named by its interface. Rank 1 is late, since the store listens only until all ranks
         # have joined.
         script = ("unset SHOAL_HOST_ADDRESS SHOAL_RAILS; [ $SHOAL_RANK = 0 ] || sleep 1; "

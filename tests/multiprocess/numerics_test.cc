@@ -1,5 +1,5 @@
-// Which bits a sum has: the same in every run whatever the timing, the sockets and the transport; with SHOAL_NUMERICS=strict
-// the same wherever the ranks are, too.
+// The bits of a sum do not depend on timing, sockets and transport; with SHOAL_NUMERICS=strict they do not depend on the
+// placement of the ranks either.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
@@ -32,14 +32,14 @@ namespace {
 constexpr int kRanks = 6;
 constexpr int kRoot = 2;
 
-/// How a job is run. None of it may change a bit.
-struct Circumstances {
+/// How a job runs.
+struct JobSetup {
   std::string title = {};
   std::string transports = "shm";
   std::string algorithm = {};
-  std::vector<int> host_of_rank = {};  ///< by name; empty: one host
+  std::vector<int> host_of_rank = {};  ///< numbers for host names; empty: one host
   std::map<std::string, std::string> environment = {};
-  bool jitter = false;  ///< ranks come to every call at other times
+  bool jitter = false;  ///< a random delay before every call of each rank
   bool shared = false;  ///< buffers from mem_alloc
 };
 
@@ -51,7 +51,8 @@ std::uint64_t random_bits(std::uint64_t seed, std::size_t index) {
   return bits ^ bits >> 31;
 }
 
-/// What `rank` gives: values of a wide range, so that another order of additions gives other bits. Any type of 16 .. 64 bits.
+/// The input of `rank`: values of a wide range, so that another order of additions gives other bits. Any float of 16 .. 64
+/// bits.
 std::vector<std::byte> contribution(int rank, std::size_t count, DataType type, std::uint64_t seed) {
   constexpr std::array<double, 16> kScales{1. / 64, 1. / 32, 1. / 16, 1. / 8, 1. / 4, 1. / 2,   1, 2,
                                            4,       8,       16,      32,     64,     1. / 128, 1, 2};
@@ -77,7 +78,7 @@ std::vector<std::byte> contribution(int rank, std::size_t count, DataType type, 
   return bytes;
 }
 
-/// A hash of `bytes` bytes that goes on from `hash`, eight bytes at a time.
+/// Continues `hash` with `bytes` bytes, eight at a time.
 std::uint64_t hash_of(std::uint64_t hash, const void* data, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += sizeof hash) {
     std::uint64_t block = 0;
@@ -88,7 +89,7 @@ std::uint64_t hash_of(std::uint64_t hash, const void* data, std::size_t bytes) {
   return hash;
 }
 
-/// The sum as SHOAL_NUMERICS=strict promises it: in rank order; of a reduce, the root's last.
+/// The sum that SHOAL_NUMERICS=strict promises: in rank order; for a reduce the root (`last`) comes last.
 std::vector<float> in_rank_order(std::size_t count, std::uint64_t seed, int last) {
   std::vector<float> sum;
   for (int i = 0; i < kRanks + 1; ++i) {
@@ -106,9 +107,9 @@ std::vector<float> in_rank_order(std::size_t count, std::uint64_t seed, int last
   return sum;
 }
 
-/// Calls of all kinds that reduce; "bits: ..." with a number made of all results of this rank, or what went wrong.
-std::string run_calls(Communicator& c, const Circumstances& how, bool in_order) {
-  std::mt19937_64 mood(static_cast<std::uint64_t>(::getpid()));
+/// Makes calls of all kinds that reduce. Returns "bits: ..." with a hash of all results of this rank, or what is wrong.
+std::string run_calls(Communicator& c, const JobSetup& how, bool in_order) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(::getpid()));
   std::uint64_t hash = 14695981039346656037ULL;
   std::uint64_t seed = 0;
   CallOptions options;
@@ -125,7 +126,7 @@ std::string run_calls(Communicator& c, const Circumstances& how, bool in_order) 
                               int last) -> std::string {
           const auto mine = contribution(c.rank(), elements, type, ++seed);
           std::memcpy(input.data(), mine.data(), mine.size());
-          if (how.jitter) ::usleep(static_cast<useconds_t>(mood() % 700));
+          if (how.jitter) ::usleep(static_cast<useconds_t>(random() % 700));
           if (const Status status = make(); !status.ok()) return status.to_string();
           hash = hash_of(hash, output.data(), results * size_of(type));
           if (!in_order || type != DataType::float32 || op != ReduceOp::sum || results == 0) return {};
@@ -158,8 +159,8 @@ std::string join_lines(const std::vector<testing::RankOutcome>& outcomes) {
   return text;
 }
 
-/// What the ranks say, one line each.
-std::string bits_of(const Circumstances& how, bool in_order = false) {
+/// The outputs of run_calls() of all ranks, one line each.
+std::string bits_of(const JobSetup& how, bool in_order = false) {
   return join_lines(testing::run_ranks(kRanks, [&](int rank, int size, const std::string& directory) -> std::string {
     for (const auto& [name, value] : how.environment) ::setenv(name.c_str(), value.c_str(), 1);
     if (!how.host_of_rank.empty()) {
@@ -175,21 +176,20 @@ std::string bits_of(const Circumstances& how, bool in_order = false) {
   }));
 }
 
-TEST(Numerics, TheSameBitsWhateverTimingSocketsAndTransport) {
+TEST(Numerics, BitsDoNotDependOnTimingSocketsTransport) {
   const std::string bits = bits_of({.title = "shm"});
   ASSERT_THAT(bits, ::testing::HasSubstr("bits: "));
-  for (Circumstances how :
-       {Circumstances{.title = "again, with jitter", .jitter = true},
-        Circumstances{.title = "buffers from mem_alloc", .shared = true}, Circumstances{.title = "tcp", .transports = "tcp"},
-        Circumstances{.title = "tcp, jitter", .transports = "tcp", .jitter = true},
-        Circumstances{.title = "tcp, three sockets", .transports = "tcp", .environment = {{"SHOAL_SOCKETS_PER_PEER", "3"}}}}) {
+  for (JobSetup how :
+       {JobSetup{.title = "again, with jitter", .jitter = true}, JobSetup{.title = "buffers from mem_alloc", .shared = true},
+        JobSetup{.title = "tcp", .transports = "tcp"}, JobSetup{.title = "tcp, jitter", .transports = "tcp", .jitter = true},
+        JobSetup{.title = "tcp, three sockets", .transports = "tcp", .environment = {{"SHOAL_SOCKETS_PER_PEER", "3"}}}}) {
     EXPECT_EQ(bits_of(how), bits) << how.title;
     how.environment["SHOAL_NUMERICS"] = "repeatable";
     EXPECT_EQ(bits_of(how), bits) << how.title << ", without a measurement";
   }
 }
 
-/// bits_of() with SHOAL_NUMERICS, over shm and tcp: what all else is compared with. Made once for each placement.
+/// bits_of() over shm and tcp, as the reference. Computed once for each value of SHOAL_NUMERICS and placement.
 const std::string& usual_bits(const std::string& numerics, const std::vector<int>& host_of_rank) {
   static std::map<std::pair<std::string, std::vector<int>>, std::string> known;
   std::string& bits = known[{numerics, host_of_rank}];
@@ -202,12 +202,12 @@ class NumericsOver : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, NumericsOver, ::testing::Values("tcp", "ofi", "ucx"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
+TEST_P(NumericsOver, BitsDoNotDependOnTransport) {
   const std::string network = GetParam();
   if (network != "tcp") {
     if (const std::string complaint = testing::library_complaint(network); !complaint.empty()) GTEST_SKIP() << complaint;
   }
-  // All of it on the loopback device, and more than one socket where there are any.
+  // On the loopback device, with several sockets over tcp.
   const std::map<std::string, std::string> environment = {{"SHOAL_HOST_ADDRESS", "127.0.0.1"},
                                                           {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"},
                                                           {"SHOAL_SOCKETS_PER_PEER", "4"},
@@ -226,8 +226,7 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
     const std::string& usual = usual_bits(run.numerics, run.host_of_rank);
     if (usual.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
     ASSERT_THAT(usual, ::testing::HasSubstr("bits: "));
-    Circumstances how{
-        .transports = run.transports, .host_of_rank = run.host_of_rank, .environment = environment, .jitter = true};
+    JobSetup how{.transports = run.transports, .host_of_rank = run.host_of_rank, .environment = environment, .jitter = true};
     how.environment["SHOAL_NUMERICS"] = run.numerics;
     EXPECT_EQ(bits_of(how), usual) << run.numerics << " over " << run.transports;
   }
@@ -235,7 +234,7 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
 
 // By default the measured class of the network decides which algorithm runs. On a busy machine the probe may measure another
 // class, so two starts may differ: one pair of several must agree.
-TEST(Numerics, TheSameBitsBetweenHostsWhereTheNetworkIsOfOneClass) {
+TEST(Numerics, BitsAgreeOnNetworksOfOneClass) {
 #ifdef SHOAL_SANITIZED
   GTEST_SKIP() << "under a sanitizer the loopback device is as slow as networks of another class";
 #endif
@@ -255,7 +254,7 @@ TEST(Numerics, TheSameBitsBetweenHostsWhereTheNetworkIsOfOneClass) {
   EXPECT_EQ(bits, usual);
 }
 
-TEST(Numerics, AnAlgorithmGivesTheSameBitsOverEveryTransport) {
+TEST(Numerics, AlgorithmGivesSameBitsOverEveryTransport) {
   std::map<std::string, std::string> of_algorithm;
   for (const char* algorithm : {"direct", "ring", "circulant"}) {
     const std::string bits = bits_of({.title = algorithm, .algorithm = algorithm});
@@ -263,10 +262,10 @@ TEST(Numerics, AnAlgorithmGivesTheSameBitsOverEveryTransport) {
     EXPECT_EQ(bits_of({.title = algorithm, .transports = "tcp", .algorithm = algorithm, .jitter = true}), bits) << algorithm;
     of_algorithm[bits] = algorithm;
   }
-  EXPECT_EQ(of_algorithm.size(), 3U) << "the values do not tell orders of additions apart, so nothing is tested";
+  EXPECT_EQ(of_algorithm.size(), 3U) << "the bits do not depend on the order of additions, so nothing was tested";
 }
 
-TEST(Numerics, StrictMeansTheSameBitsWhereverTheRanksAre) {
+TEST(Numerics, StrictBitsDoNotDependOnPlacement) {
   const std::string one_host = bits_of({.title = "one host", .environment = {{"SHOAL_NUMERICS", "strict"}}}, true);
   ASSERT_THAT(one_host, ::testing::HasSubstr("bits: "));
   EXPECT_THAT(one_host, ::testing::Not(::testing::HasSubstr("rank order")));
@@ -279,7 +278,7 @@ TEST(Numerics, StrictMeansTheSameBitsWhereverTheRanksAre) {
   }
 }
 
-/// What the TCP sockets of this process have sent.
+/// Bytes that the TCP sockets of this process have sent.
 std::uint64_t bytes_sent() {
   std::uint64_t bytes = 0;
   for (int descriptor = 0; descriptor < 1024; ++descriptor) {
@@ -290,7 +289,7 @@ std::uint64_t bytes_sent() {
   return bytes;
 }
 
-TEST(Numerics, CompressionChangesNoBitAndSendsLess) {
+TEST(Numerics, CompressionKeepsBitsAndSendsFewerBytes) {
   constexpr std::size_t kCount = 1 << 20;
   // The bits of all results, and the bytes that a rank has sent.
   const auto run = [&](const std::string& compression) {
@@ -326,7 +325,7 @@ TEST(Numerics, CompressionChangesNoBitAndSendsLess) {
   EXPECT_LT(static_cast<double>(packed_bytes), 0.92 * static_cast<double>(bytes));
 }
 
-TEST(Numerics, CompressionIsOffLosslessOrAutoAndTcpDoesIt) {
+TEST(Numerics, CompressionRefusesBadValuesAndTransports) {
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_COMPRESSION", "zip"}}}),
               testing::Mentions("invalid_argument", "SHOAL_COMPRESSION", "zip", "off", "lossless", "auto"));
   for (const char* network : {"ofi", "shm,ucx"}) {
@@ -335,8 +334,8 @@ TEST(Numerics, CompressionIsOffLosslessOrAutoAndTcpDoesIt) {
   }
 }
 
-TEST(Numerics, StrictRefusesAlgorithmsThatDependOnThePlaceAndNonsenseIsRefused) {
-  const Circumstances ring{.title = "", .algorithm = "ring", .environment = {{"SHOAL_NUMERICS", "strict"}}};
+TEST(Numerics, StrictRefusesRingAndBadValuesAreRefused) {
+  const JobSetup ring{.title = "", .algorithm = "ring", .environment = {{"SHOAL_NUMERICS", "strict"}}};
   EXPECT_THAT(bits_of(ring), testing::Mentions("invalid_argument", "ring", "SHOAL_NUMERICS=strict", "one_shot", "direct"));
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "measured"}}}), ::testing::HasSubstr("bits: "));
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "exact"}}}),

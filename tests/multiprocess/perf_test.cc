@@ -38,7 +38,7 @@ Outcome run(const std::string& command) {
   return outcome;
 }
 
-/// Quick settings: the tests look at what is reported, not at how fast it is.
+/// Quick settings, because the tests check the reports and not the speed.
 const std::string kQuick = " -b 4 -e 64K -f 128 --rounds 2 -n 3 -w 1 ";
 
 Outcome perf(const std::string& arguments) { return run("env -u SHOAL_RANK " SHOAL_PERF_PROGRAM + kQuick + arguments); }
@@ -57,14 +57,14 @@ class ResultFile {
   std::string path_;
 };
 
-TEST(Perf, RunsAloneAndEndsAsNcclTestsDoes) {
+TEST(Perf, OneRankPrintsSummaryOfNcclTests) {
   const Outcome outcome = perf("");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("# Out of bounds values : 0 OK"));
   EXPECT_THAT(outcome.output, HasSubstr("# Avg bus bandwidth"));
 }
 
-TEST(Perf, MeasuresTwoRanksAndWritesTheResults) {
+TEST(Perf, TwoRanksWriteResults) {
   const ResultFile file;
   const Outcome outcome = perf_on(2, "--json " + file.path());
   ASSERT_EQ(outcome.code, 0) << outcome.output;
@@ -86,7 +86,7 @@ TEST(Perf, MeasuresTwoRanksAndWritesTheResults) {
   }
 }
 
-TEST(Perf, ChecksEveryCollectiveTypeAndOperation) {
+TEST(Perf, EveryCollectiveTypeAndOperationIsChecked) {
   for (const char* arguments : {"-d all -o all -c 2", "--collective broadcast -r 1 -d int8,double",
                                 "--collective all_gather -d half", "-z 0", "--collective barrier"}) {
     const Outcome outcome = perf_on(3, arguments + std::string(" -n 1 --rounds 1"));
@@ -95,7 +95,7 @@ TEST(Perf, ChecksEveryCollectiveTypeAndOperation) {
   }
 }
 
-TEST(Perf, FailsWhenALibraryIsWrongAndCountsTheElements) {
+TEST(Perf, WrongResultsFailAndAreCounted) {
   const ResultFile file;
   const Outcome outcome = perf_on(2, "-b 4K -e 4K -c 1 --peer " SHOAL_WRONG_PEER " --json " + file.path());
   EXPECT_EQ(outcome.code, 1) << outcome.output;
@@ -112,7 +112,7 @@ TEST(Perf, FailsWhenALibraryIsWrongAndCountsTheElements) {
   EXPECT_GT(results[1]["time_over_shoal"], 0);
 }
 
-TEST(Perf, GlooHasTheRightResultsAtEverySize) {
+TEST(Perf, GlooResultsAreRightAtEverySize) {
   const auto peer = std::filesystem::path(SHOAL_PERF_PROGRAM).parent_path().parent_path() / "lib" / "libshoal_peer_gloo.so";
   if (!std::filesystem::exists(peer)) GTEST_SKIP() << "this build has no peer gloo (LibTorch and Gloo's headers make one)";
   // More sizes than tensors that the peer keeps.
@@ -125,19 +125,19 @@ TEST(Perf, GlooHasTheRightResultsAtEverySize) {
   }
 }
 
-TEST(Perf, LeavesOutWhatAPeerCannotDo) {
+TEST(Perf, UnsupportedTypeOfPeerIsSkipped) {
   const Outcome outcome = perf("-d double --peer " SHOAL_WRONG_PEER);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("wrong: it has no float64"));
 }
 
-TEST(Perf, FailsBelowTheDemandedBandwidth) {
+TEST(Perf, BandwidthBelowMinimumFails) {
   const Outcome outcome = perf_on(2, "--min-bw 100000");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   EXPECT_THAT(outcome.output, Mentions("100000 GB/s", "FAILED"));
 }
 
-TEST(Perf, RefusesBadInputOnceWithExitCodeTwo) {
+TEST(Perf, BadInputIsRefusedOnceWithStatus2) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"-d float31", "float31"},
       {"-o median", "median"},
@@ -158,31 +158,31 @@ TEST(Perf, RefusesBadInputOnceWithExitCodeTwo) {
     const std::string mark = "shoal_perf: ";
     const std::size_t first = outcome.output.find(mark);
     ASSERT_NE(first, std::string::npos) << outcome.output;
-    EXPECT_EQ(outcome.output.find(mark, first + 1), std::string::npos) << "said twice:\n" << outcome.output;
+    EXPECT_EQ(outcome.output.find(mark, first + 1), std::string::npos) << "printed twice:\n" << outcome.output;
   }
 }
 
-TEST(Perf, RefusesAnUnknownTransport) {
+TEST(Perf, UnknownTransportIsRefused) {
   const Outcome outcome = perf_on(2, "--transport carrier_pigeon");
   EXPECT_EQ(outcome.code, 2) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("carrier_pigeon"));
-  EXPECT_THAT(outcome.output, Not(Mentions("timeout"))) << "rank 0 tells the others why";
+  EXPECT_THAT(outcome.output, Not(Mentions("timeout"))) << "rank 0 publishes the reason";
 }
 
-TEST(Perf, RefusesAFileThatIsNoPeer) {
+TEST(Perf, FileThatIsNoPeerIsRefused) {
   const Outcome outcome = perf("--peer " SHOAL_PERF_PROGRAM);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.output, HasSubstr("--peer"));
 }
 
 #ifdef SHOAL_HAS_OPENMPI
-TEST(Perf, SaysThatOpenMpiNeedsMpirun) {
+TEST(Perf, OpenMpiWithoutMpirunNamesMpirun) {
   const Outcome outcome = perf_on(2, "--peer openmpi");
   EXPECT_EQ(outcome.code, 2) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("mpirun"));
 }
 
-TEST(Perf, RunsBesideOpenMpi) {
+TEST(Perf, OpenMpiRunsBesideShoal) {
   const ResultFile file;
   const Outcome outcome = run(SHOAL_MPIEXEC " --allow-run-as-root --oversubscribe -n 2 " SHOAL_PERF_PROGRAM + kQuick +
                               "--peer openmpi --openmpi-algorithms all --json " + file.path());

@@ -1,4 +1,4 @@
-// Where the communication threads of real ranks run: on the cores that SHOAL_PROGRESS_CORES gives them, and the machine.
+// On which cores, and with which priority, the progress threads of real ranks run.
 #include <sched.h>
 #include <sys/resource.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 using testing::expect_ranks;
 
-/// The number of this process's communication thread; 0 where there is none.
+/// The thread id of this process's progress thread; 0 if there is none.
 pid_t progress_thread() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
@@ -35,7 +35,7 @@ pid_t progress_thread() {
   return 0;
 }
 
-/// The cores that this process's communication thread may run on; empty where there is no such thread.
+/// The cores on which this process's progress thread may run; empty if there is no such thread.
 std::string cores_of_progress_thread() {
   const pid_t thread = progress_thread();
   if (thread == 0) return {};
@@ -56,46 +56,46 @@ std::string nice_of_progress_thread() {
 
 std::string text_of(const std::vector<int>& cores) { return fmt::format("{}", fmt::join(cores, ",")); }
 
-/// Starts the communication thread of a rank; says what is wrong where `found` does not come to say `expected`.
-std::string complaint_of(Communicator& c, const std::string& expected, std::string (*look)() = cores_of_progress_thread) {
+/// Starts the progress thread of a rank and waits until `read` returns `expected`. Returns what is wrong; empty: nothing.
+std::string check_thread(Communicator& c, const std::string& expected, std::string (*read)() = cores_of_progress_thread) {
   std::array<float, 1024> first{};
   std::array<float, 1024> second{};
-  // Two at once: the one that nobody waits for is left to the thread, which starts for it.
+  // Two calls: the thread starts for the first one, because no caller waits for it.
   auto one = c.all_reduce_async(first.data(), first.data(), first.size(), DataType::float32, ReduceOp::sum);
   if (!one.ok()) return one.status().to_string();
   auto other = c.all_reduce_async(second.data(), second.data(), second.size(), DataType::float32, ReduceOp::sum);
   if (!other.ok()) return other.status().to_string();
   if (Status status = other->wait(); !status.ok()) return status.to_string();
   if (Status status = one->wait(); !status.ok()) return status.to_string();
-  // The thread places itself as its first act; it may not have come to that yet.
+  // The thread sets its own cores first, which may take a moment.
   std::string found;
   for (int i = 0; i < 200 && found != expected; ++i) {
-    found = look();
+    found = read();
     if (found != expected) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   if (Status status = c.barrier(); !status.ok()) return status.to_string();
   return found == expected ? std::string() : fmt::format("runs on or at '{}', not {}", found, expected);
 }
 
-TEST(Placement, ThePriorityIsTheProcessesUnlessASettingChangesIt) {
+TEST(Placement, ProgressThreadTakesPriorityFromSetting) {
   const std::string own = std::to_string(::getpriority(PRIO_PROCESS, 0));
-  expect_ranks(2, {}, [&](Communicator& c) { return complaint_of(c, own, nice_of_progress_thread); });
-  ::setenv("SHOAL_PROGRESS_NICE", "19", 1);  // the only value that needs no privilege whatever that of the process is
-  expect_ranks(2, {}, [&](Communicator& c) { return complaint_of(c, "19", nice_of_progress_thread); });
+  expect_ranks(2, {}, [&](Communicator& c) { return check_thread(c, own, nice_of_progress_thread); });
+  ::setenv("SHOAL_PROGRESS_NICE", "19", 1);  // the only value that never needs a privilege
+  expect_ranks(2, {}, [&](Communicator& c) { return check_thread(c, "19", nice_of_progress_thread); });
   ::setenv("SHOAL_PROGRESS_NICE", "-21", 1);
   testing::expect_all_well(testing::run_ranks(1, [](int rank, int size, const std::string& directory) -> std::string {
     const auto made = testing::join(directory, rank, size, {});
-    return made.status().code() == StatusCode::invalid_argument ? "" : "-21 is taken: " + made.status().to_string();
+    return made.status().code() == StatusCode::invalid_argument ? "" : "-21 was accepted: " + made.status().to_string();
   }));
   ::unsetenv("SHOAL_PROGRESS_NICE");
 }
 
-TEST(Placement, EachRankTakesItsCoreOfTheList) {
+TEST(Placement, RankUsesItsCoreOfTheSetting) {
   const std::vector<int> cores = affinity_cores();
   if (cores.size() < 2) GTEST_SKIP() << "needs two cores, this process has one";
   ::setenv("SHOAL_PROGRESS_CORES", fmt::format("{},{}", cores[0], cores[1]).c_str(), 1);
   expect_ranks(2, {}, [&](Communicator& c) -> std::string {
-    return complaint_of(c, std::to_string(cores[static_cast<std::size_t>(c.rank())]));
+    return check_thread(c, std::to_string(cores[static_cast<std::size_t>(c.rank())]));
   });
   ::unsetenv("SHOAL_PROGRESS_CORES");
 }
@@ -110,7 +110,7 @@ void write_two_nodes(const std::string& root, const std::vector<int>& cores) {
   fake::write(machine, root);
 }
 
-TEST(Placement, EachRankRunsWhereTheTopologySays) {
+TEST(Placement, RankUsesCoresNearItsDevices) {
   const std::vector<int> cores = affinity_cores();
   if (cores.size() < 2) GTEST_SKIP() << "needs two cores, this process has one";
   const fake::Folder folder;
@@ -122,10 +122,10 @@ TEST(Placement, EachRankRunsWhereTheTopologySays) {
   ASSERT_EQ(places[0].progress_cores, std::vector{cores[cores.size() / 2 - 1]}) << "the NIC's node";
   expect_ranks(2, {}, [&](Communicator& c) -> std::string {
     const auto& kept = places[static_cast<std::size_t>(c.rank())].progress_cores;
-    return complaint_of(c, text_of(kept.empty() ? cores : kept));
+    return check_thread(c, text_of(kept.empty() ? cores : kept));
   });
   ::setenv("SHOAL_PROGRESS_CORES", "off", 1);
-  expect_ranks(2, {}, [&](Communicator& c) -> std::string { return complaint_of(c, text_of(cores)); });
+  expect_ranks(2, {}, [&](Communicator& c) -> std::string { return check_thread(c, text_of(cores)); });
   for (const char* name : {"SHOAL_SYSFS_ROOT", "SHOAL_CORES", "SHOAL_PROGRESS_CORES"}) ::unsetenv(name);
 }
 

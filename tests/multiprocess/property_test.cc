@@ -1,8 +1,8 @@
-// Random sequences of collectives and messages on a communicator and on groups of it, in flight together, some between
-// group_begin and group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and
-// on real processes.
+// Random sequences of collectives and messages on a communicator and on groups, in flight together, some between group_begin
+// and group_end, compared with call_model.h: on threads of this process, where sanitizers see all accesses, and on real
+// processes.
 //
-// SHOAL_TEST_SEED=n runs the one sequence n on every group of ranks; SHOAL_TEST_SEEDS=n changes how many run in all.
+// SHOAL_TEST_SEED=n runs sequence n on every group of ranks; SHOAL_TEST_SEEDS=n sets the number of sequences in all.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,14 +39,14 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-/// A communicator that calls are made on; null on ranks that are not in it.
+/// A communicator on which steps are made; null on ranks that are not in it.
 struct Scope {
   Communicator* communicator = nullptr;
   int size = 0;
 };
 
-/// Makes a group of some ranks in some order, or splits by colour: the same choice on every rank. A null `made` where this rank
-/// is left out.
+/// Makes a group of random ranks in random order, or splits by color: the same choice on every rank. `made` is null on ranks
+/// that are not in the group.
 Status make_group(Communicator& world, std::mt19937_64& random, std::unique_ptr<Communicator>& made, int& size) {
   const auto p = static_cast<std::size_t>(world.size());
   std::vector<int> ranks(p);
@@ -86,7 +86,7 @@ struct Step {
     work = *std::move(started);
     return {};
   }
-  /// Waits; empty where all is as the model says.
+  /// Waits. Empty if the result matches the model, else what is wrong.
   std::string finish() {
     if (sends) return part->finish();
     if (const Status status = work.wait(); !status.ok()) return status.to_string();
@@ -94,7 +94,7 @@ struct Step {
   }
 };
 
-/// One sequence: the same on every rank. Those in flight together are waited for in an order of the rank's own.
+/// Runs a sequence, the same on every rank. Each rank waits for its steps in another order.
 std::string run_sequence(Communicator& world, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::unique_ptr<Communicator>> groups(random() % 2 == 0 ? 0 : 1 + random() % 2);
@@ -114,7 +114,7 @@ std::string run_sequence(Communicator& world, std::uint64_t seed) {
     step.on = &scopes[random() % scopes.size()];
     step.sends = random() % 4 == 0;
     if (step.sends) {
-      // Of the sequence's own: a rank that is in the next one already must not send what this one's receives take.
+      // The tag contains the seed, so that a message of the next sequence never matches a recv of this one.
       const int own_tag = static_cast<int>(seed % 10'000'000 * 8 + k);
       step.messages = testing::random_messages(random, step.on->size, largest, own_tag);
     } else {
@@ -178,8 +178,8 @@ std::uint64_t sequences_of_a_group() {
   return (from_environment("SHOAL_TEST_SEEDS", kSequences) + kGroups.size() - 1) / kGroups.size();
 }
 
-// First: a process that is forked from must not run a progress thread yet.
-TEST_P(Property, HoldsOnProcesses) {
+// This test comes first, because a process that forks must not run a progress thread yet.
+TEST_P(Property, RandomCallsMatchModelOnProcesses) {
   const Group group = GetParam();
   const std::uint64_t one = from_environment("SHOAL_TEST_SEED", 0);
   const std::uint64_t first = one != 0 ? one : 77'000'000 + static_cast<std::uint64_t>(group.ranks) * 1'000;
@@ -188,7 +188,7 @@ TEST_P(Property, HoldsOnProcesses) {
   });
 }
 
-TEST_P(Property, HoldsOnThreads) {
+TEST_P(Property, RandomCallsMatchModelOnThreads) {
   const Group group = GetParam();
   std::string pattern = (std::filesystem::temp_directory_path() / "shoal-property-XXXXXX").string();
   ASSERT_NE(mkdtemp(pattern.data()), nullptr);

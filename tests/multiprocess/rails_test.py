@@ -14,12 +14,12 @@ import tries
 
 CLUSTER = os.path.join(support.REPOSITORY, "bench/cluster")
 PERF = os.path.join(support.BUILD, "bin/shoal_perf")
-PAYLOAD = 1448 / 1514  # of a packet; the token bucket counts all of it
-SHARE = 0.9  # of what both rails can carry
-GAIN = 1.8  # of two equal rails over one
+PAYLOAD = 1448 / 1514  # share of payload in a packet; the token bucket counts whole packets
+SHARE = 0.9  # of the rate of both rails
+GAIN = 1.8  # speed-up of two equal rails over one
 RAILS = ("tcp", "ofi")  # transports that use several networks
 LIBRARIES = {"ofi": "fabric", "ucx": "ucp"}
-# What a rank reports on standard error about a rail that it goes on without.
+# The line on standard error about a lost rail, without which a rank continues.
 REPORTED = {"tcp": r"shoal: tcp: rank \d+ .*\bsocket \d.*", "ofi": r"shoal: ofi: rank \d+ .*\brail {rail}\b.*"}
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
@@ -50,7 +50,7 @@ def run_perf(hosts, transport, *options):
 
 
 def share_of_both(hosts, transport, rates_mbit_s, warm_up=2, rounds=5):
-    """By message size: busbw over what both rails can carry."""
+    """{message size: busbw over the rate of both rails}."""
     rates = ",".join(f"{rate}mbit" for rate in rates_mbit_s)
     results, _ = run_perf(hosts, transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-f", "4", "-w", str(warm_up),
                           "--rounds", str(rounds), "--size-seconds", "3")
@@ -62,7 +62,7 @@ def share_of_both(hosts, transport, rates_mbit_s, warm_up=2, rounds=5):
 
 
 @pytest.mark.parametrize("transport, settings", (("ofi", {"SHOAL_OFI_PROVIDER": "tcp;ofi_rxm"}), ("ucx", {})), ids=("ofi", "ucx"))
-def test_checksums(transport, settings):
+def test_checksums_work_over_two_rails(transport, settings):
     need(transport)
     with unittest.mock.patch.dict(os.environ, SHOAL_INTEGRITY="on", **settings):
         results, errors = run_perf(3, transport, "--rate", "none", "--", "-b", "8", "-e", "4M", "-f", "8", "-c", "1", "-w", "1", "--rounds", "3")
@@ -70,12 +70,12 @@ def test_checksums(transport, settings):
     assert [row["bytes"] for row in results] == [8 << 3 * i for i in range(7)]
 
 
-# At these rates the wire is the limit, not two cores that other processes may use.
+# At these rates the links are the limit, also if other processes use the cores.
 
 @pytest.mark.parametrize("transport", RAILS)
 @pytest.mark.long
-def test_a_second_rail_gains(transport):
-    """Two rails beside the most that one of them can carry."""
+def test_a_second_rail_increases_bandwidth(transport):
+    """Compares two rails with the rate of one."""
     need(transport)
 
     def complaints(gains):
@@ -114,7 +114,7 @@ def test_a_job_continues_when_a_rail_is_cut(hosts, transport, rail, rate_mbit_s)
     assert reports, errors
     assert [row["bytes"] for row in results] == [1 << 20, 2 << 20, 4 << 20, 8 << 20]
     both_gbs = 2 * rate_mbit_s / 8000 * PAYLOAD
-    # The smallest size begins before the cut; for what part of its time depends on the start of the job.
+    # The measurement of the smallest size begins before the cut; the start of the job decides how long before.
     before_gbs = results[0]["busbw_gbs"] * results[0]["latency_us"] / results[0]["latency_us_p10"]
     assert before_gbs > 0.6 * both_gbs, "only one rail was used before the cut"
     assert results[-1]["busbw_gbs"] < 0.55 * both_gbs, "the cut had no effect"

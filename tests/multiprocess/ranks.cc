@@ -15,8 +15,8 @@
 #include "transports/ucx/ucx.h"
 
 #ifdef SHOAL_TSAN
-/// A process that ends is held up for reports of threads that go on: for a second by default, of which hundreds of ranks make
-/// minutes. When a rank has done its part, only the library's own thread is left, and that sleeps.
+/// ThreadSanitizer delays each exit for reports of threads that still run, by default for a second, which adds up to minutes
+/// for hundreds of ranks. At its end a rank has only the library's thread, which sleeps.
 extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=100"; }  // NOLINT: the sanitizer's name for it
 #endif
 
@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr char kReturned = '\0';  // behind what a body has returned, which may be empty
+constexpr char kReturned = '\0';  // follows the text that a body returned, which may be empty
 
 std::string read_all(int fd) {
   std::string text;
@@ -64,9 +64,9 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
       // A pipe holds 64 KiB: enough for a message, and the parent reads after the child has ended.
       text.resize(std::min<std::size_t>(text.size(), 32 << 10));
       text += kReturned;
-      const bool told = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-      // The words are not in the status: a sanitizer replaces only a 0 by its own.
-      ::_exit(told && (failed_before || !::testing::Test::HasFailure()) ? 0 : 1);
+      const bool written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+      // The status is 0 also if the body returned an error, because a sanitizer replaces only a status of 0.
+      ::_exit(written && (failed_before || !::testing::Test::HasFailure()) ? 0 : 1);
     }
     ::close(ends[1]);
     pipes.push_back(ends[0]);
@@ -87,9 +87,9 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
     if (outcome.output.ends_with(kReturned)) {
       outcome.output.pop_back();
     } else if (in_time && !outcome.killed && outcome.code == 0) {
-      outcome.output = "ended before its body had returned";  // by exit(), say: nothing said is no success then
+      outcome.output = "ended before its body had returned";  // by exit(): an empty output would mean success
     }
-    const bool crashed = outcome.killed && outcome.code != SIGKILL && outcome.code != SIGSYS;  // which tests send themselves
+    const bool crashed = outcome.killed && outcome.code != SIGKILL && outcome.code != SIGSYS;  // tests send these themselves
     if (crashed || (!outcome.killed && outcome.code != 0))
       ADD_FAILURE() << "rank " << rank << " of " << size << " " << bad_end(outcome) << ": " << outcome.output;
   }

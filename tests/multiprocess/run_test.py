@@ -28,7 +28,7 @@ PERF = os.path.join(support.BUILD, "bin/shoal_perf")
 
 
 def start_ranks(ranks, timeout_s=30, users=(), open_files=None, **environment):
-    """Ranks by hand, as (rank, size), and the standard error of each when all have ended."""
+    """Starts ranks, (rank, size) each, without a launcher. Returns pid and standard error of each when all have ended."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = 20000 + one.getsockname()[1] % 12768
@@ -49,7 +49,7 @@ SIGNALS = pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, sign
 
 
 def check_nothing_is_left(number, arguments, count):
-    """After a signal to shoal run with `count` stubborn ranks."""
+    """Sends signal `number` to shoal run with `count` ranks that ignore signals: no process may be left."""
     marker = f"SHOAL_TEST_MARKER=run-{os.getpid()}-{number}"
     name, value = marker.split("=")
     with subprocess.Popen([SHOAL, "run", *arguments, "--grace", "0.1", "--", "sh", "-c", STUBBORN], stdout=subprocess.PIPE, text=True,
@@ -64,7 +64,7 @@ def check_nothing_is_left(number, arguments, count):
 
 
 class TestLocal:
-    def test_every_rank_finds_its_place(self):
+    def test_ranks_get_their_environment(self):
         done = run("-n", "3", "--", "sh", "-c", "echo $SHOAL_RANK $SHOAL_SIZE $SHOAL_LOCAL_RANK $SHOAL_LOCAL_SIZE $SHOAL_MASTER_ADDR "
                    "$SHOAL_MASTER_PORT $SHOAL_JOB_ID")
         assert done.returncode == 0, done.stderr
@@ -74,14 +74,14 @@ class TestLocal:
         again = run("-n", "1", "--", "sh", "-c", "echo $SHOAL_JOB_ID").stdout.strip()
         assert again != lines[0][6]
 
-    def test_no_connection_can_take_the_port_of_rank_0(self):
-        """Systems give connections ports from 32768 on (or what ip_local_port_range says)."""
+    def test_the_port_of_rank_0_is_below_ephemeral_ports(self):
+        """Systems give connections ports from 32768 on (ip_local_port_range)."""
         show = ("-n", "1", "--", "sh", "-c", "echo $SHOAL_MASTER_PORT")
         ports = [int(run(*show).stdout) for _ in range(10)]
         assert all(20000 <= port < 32768 for port in ports), ports
         assert len(set(ports)) > 1
 
-    def test_each_job_has_its_own_key_unless_one_is_given(self):
+    def test_each_job_gets_its_own_key_by_default(self):
         show = ("-n", "2", "--", "sh", "-c", "echo $SHOAL_JOB_KEY$SHOAL_JOB_KEY_FILE")
         first, second, other = run(*show).stdout.split() + run(*show).stdout.split()[:1]
         assert first == second
@@ -92,7 +92,7 @@ class TestLocal:
         assert done.returncode == 2
         assert re.search(r"SHOAL_JOB_KEY .*\b5 ", done.stderr), done.stderr  # characters
 
-    def test_a_rank_without_the_key_is_an_error(self):
+    def test_a_rank_without_the_key_fails(self):
         perf = os.path.join(support.BUILD, "bin/shoal_perf")
         if not os.path.exists(perf):
             pytest.skip("no shoal_perf in this build")
@@ -134,7 +134,7 @@ class TestLocal:
         done = run("-n", "2", "--grace", "30", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 0.3; echo finished")
         assert (done.returncode, done.stdout) == (3, "finished\n")
 
-    def test_with_keep_going_the_other_ranks_go_on(self):
+    def test_keep_going_lets_the_other_ranks_continue(self):
         done = run("-n", "3", "--keep-going", "--grace", "0", "--", "sh", "-c",
                    "test $SHOAL_RANK = 1 && exit 3; test $SHOAL_RANK = 2 && sleep 0.1 && kill -KILL $$; sleep 0.4; echo finished")
         assert (done.returncode, done.stdout) == (3, "finished\n")
@@ -148,7 +148,7 @@ class TestLocal:
         assert done.returncode == 124
         assert "rank 0, rank 2" in done.stderr
 
-    def test_tags_go_before_whole_lines_of_both_streams(self):
+    def test_tags_precede_whole_lines_of_both_streams(self):
         done = run("-n", "2", "--tag-output", "--", "sh", "-c", "printf 'a\\nb'; echo c >&2")
         assert sorted(done.stdout.splitlines()) == sorted(f"[rank {i}] {text}" for i in (0, 1) for text in "ab")
         assert sorted(done.stderr.splitlines()) == ["[rank 0] c", "[rank 1] c"]
@@ -168,7 +168,7 @@ class TestLocal:
 
 
 class TestHosts:
-    """With a stand-in for ssh, which drops the name of the host and runs the command here."""
+    """Uses a fake ssh that ignores the host name and runs the command on this machine."""
 
     @pytest.fixture(autouse=True)
     def new_folder(self, folder):
@@ -181,7 +181,7 @@ class TestHosts:
     def on(self, hosts, *arguments, **environment):
         return run("--ssh-command", self.ssh, "--hosts", hosts, *arguments, **environment)
 
-    def test_every_rank_finds_its_place(self):
+    def test_ranks_get_their_environment(self):
         done = self.on("a:2,me@b", "--", "sh", "-c", "echo $SHOAL_RANK $SHOAL_SIZE $SHOAL_LOCAL_RANK $SHOAL_LOCAL_SIZE $HOST $SHOAL_MASTER_ADDR "
                        "$SHOAL_TILE_BYTES $SHOAL_MASTER_PORT $SHOAL_JOB_ID", SHOAL_TILE_BYTES="65536")
         assert done.returncode == 0, done.stderr
@@ -190,7 +190,7 @@ class TestHosts:
                                                ["2", "3", "0", "1", "me@b", "a", "65536"]]
         assert len({tuple(line[7:]) for line in lines}) == 1
 
-    def test_ranks_follow_the_order_of_the_network(self):
+    def test_ranks_follow_the_network_topology(self):
         path = os.path.join(self.folder, "topology.json")
         with open(path, "w", encoding="ascii") as file:
             leaves = {"i-a": "1", "i-b": "2", "i-c": "1"}
@@ -226,13 +226,13 @@ class TestHosts:
         assert done.returncode == 9
         assert re.fullmatch(r"shoal run: rank 2 .*\b9\n", done.stderr), done.stderr
 
-    def test_with_keep_going_the_other_ranks_go_on(self):
+    def test_keep_going_lets_the_other_ranks_continue(self):
         done = self.on("a:2,b:1", "--keep-going", "--grace", "0", "--", "sh", "-c",
                        "test $SHOAL_RANK = 0 && exit 3; test $SHOAL_RANK = 2 && exit 4; sleep 0.5; echo finished")
         assert done.returncode in (3, 4)
         assert done.stdout == "finished\n"
 
-    def test_a_host_that_cannot_be_reached_is_named(self):
+    def test_an_unreachable_host_is_named(self):
         done = self.on("a,gone", "--grace", "0.1", "--", "sleep", "1000")
         assert done.returncode == 255
         assert "host gone" in done.stderr
@@ -244,29 +244,29 @@ class TestHosts:
 
 class TestStart:
     @pytest.mark.parametrize("sizes", ((2, 3), (3, 2)))
-    def test_sizes_that_differ_are_named_at_once_by_all(self, sizes):
+    def test_all_ranks_report_different_sizes_at_once(self, sizes):
         began = time.monotonic()
-        told = start_ranks(tuple(enumerate(sizes)))
-        assert time.monotonic() - began < 15, told
-        for _, text in told:
-            assert "size 2" in text and "size 3" in text, told
+        reports = start_ranks(tuple(enumerate(sizes)))
+        assert time.monotonic() - began < 15, reports
+        for _, text in reports:
+            assert "size 2" in text and "size 3" in text, reports
 
     @pytest.mark.parametrize("ranks", ((0, 1, 1), (0, 0, 1)))
-    def test_a_rank_given_twice_is_named_at_once_by_all(self, ranks):
+    def test_all_ranks_report_a_duplicate_rank_at_once(self, ranks):
         began = time.monotonic()
-        told = start_ranks([(rank, 3) for rank in ranks])
-        assert time.monotonic() - began < 15, told
-        twice = [pid for (pid, _), rank in zip(told, ranks, strict=True) if ranks.count(rank) == 2]
-        for _, text in told:
-            assert all(f"process {pid} " in text for pid in twice), told
+        reports = start_ranks([(rank, 3) for rank in ranks])
+        assert time.monotonic() - began < 15, reports
+        twice = [pid for (pid, _), rank in zip(reports, ranks, strict=True) if ranks.count(rank) == 2]
+        for _, text in reports:
+            assert all(f"process {pid} " in text for pid in twice), reports
 
-    def test_a_long_start_says_which_ranks_are_missing(self):
+    def test_a_long_start_names_the_missing_ranks(self):
         ((_, text),) = start_ranks([(0, 4)], timeout_s=1, SHOAL_WARN_AFTER="0.2")
         lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 0 of 4 ")]
         assert lines and all("1, 2, 3" in line for line in lines), text
 
     @pytest.mark.parametrize("host, expected", (("127.0.0.1", "127.0.0.1:"), ("no-such-host.invalid", "no-such-host.invalid")))
-    def test_a_long_start_names_the_store_that_it_cannot_reach(self, host, expected):
+    def test_a_long_start_names_the_unreachable_store(self, host, expected):
         ((_, text),) = start_ranks([(1, 2)], timeout_s=1, SHOAL_WARN_AFTER="0.2", SHOAL_MASTER_ADDR=host)
         lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 1 of 2 ")]
         assert lines and all(expected in line for line in lines), text
@@ -274,24 +274,24 @@ class TestStart:
     def test_the_soft_limit_of_open_files_is_raised(self):
         assert [text for _, text in start_ranks([(0, 2), (1, 2)], open_files=16)] == ["", ""]
 
-    def test_a_job_that_is_too_large_is_refused_with_the_limit(self):
+    def test_a_job_beyond_the_limit_is_refused(self):
         ((_, text),) = start_ranks([(0, 16385)])
         assert re.search(r"SHOAL_SIZE.*\b16384\b", text), text
 
-    def test_addresses_of_ipv6_in_brackets(self):
+    def test_ipv6_addresses_are_accepted_in_brackets(self):
         try:
             with socket.socket(socket.AF_INET6) as one:
                 one.bind(("::1", 0))
                 port = 20000 + one.getsockname()[1] % 12768
         except OSError:
             pytest.skip("this system has no loopback of IPv6")
-        told = start_ranks([(0, 2), (1, 2)], SHOAL_MASTER_ADDR=f"[::1]:{port}", SHOAL_MASTER_PORT="", SHOAL_HOST_ADDRESS="[::1]",
+        reports = start_ranks([(0, 2), (1, 2)], SHOAL_MASTER_ADDR=f"[::1]:{port}", SHOAL_MASTER_PORT="", SHOAL_HOST_ADDRESS="[::1]",
                            SHOAL_TRANSPORTS="tcp")
-        assert [text for _, text in told] == ["", ""]
+        assert [text for _, text in reports] == ["", ""]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-    def test_two_users_of_one_host_meet_by_tcp(self):
-        told = start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_LEDGER="off")
-        assert [text for _, text in told] == ["", ""]
-        (_, text), _ = start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_LEDGER="off", SHOAL_TRANSPORTS="shm")
+    def test_two_users_of_one_host_connect_by_tcp(self):
+        reports = start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_FLIGHT_RECORD="off")
+        assert [text for _, text in reports] == ["", ""]
+        (_, text), _ = start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_FLIGHT_RECORD="off", SHOAL_TRANSPORTS="shm")
         assert "SHOAL_TRANSPORTS=" in text, text  # rank 0 reports for all

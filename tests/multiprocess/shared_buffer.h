@@ -9,7 +9,7 @@
 
 namespace shoal::testing {
 
-/// `count` elements, zero, from mem_alloc() where `shared`, starting `offset` elements into the piece.
+/// `count` zero elements, from mem_alloc() if `shared`, starting `offset` elements into the allocation.
 template <typename T>
 class TestBuffer {
  public:

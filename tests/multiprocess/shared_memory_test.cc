@@ -1,4 +1,4 @@
-// Calls on buffers from mem_alloc: the same bits as with ordinary ones, whatever mixture of both the ranks bring.
+// Calls on buffers from mem_alloc give the same bits as with private buffers, for any mixture of both.
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -24,13 +24,13 @@ CommunicatorOptions over_shm(const char* algorithm = "") {
   return options;
 }
 
-// The same on every rank, but for `rank`.
+// Fills the buffer with random numbers that depend on `call` and `rank` only.
 void fill(TestBuffer<float>& buffer, std::uint64_t call, int rank) {
   std::mt19937_64 random(call * 1000 + static_cast<std::uint64_t>(rank));
   for (std::size_t i = 0; i < buffer.size(); ++i) buffer[i] = static_cast<float>(static_cast<double>(random()) / 1e19 - 0.9);
 }
 
-// Every call twice, once with what the ranks bring and once with ordinary buffers: the results must be equal bit for bit.
+// Makes every call twice, with a mixture of buffers and with private buffers: the results must have the same bits.
 std::string compare(Communicator& c, int calls) {
   std::mt19937_64 plan(7);  // all ranks draw the same
   const std::size_t counts[] = {1, 3, 1000, 4097, 30'000, 100'003, 1 << 18, (1 << 20) + 5};
@@ -39,24 +39,24 @@ std::string compare(Communicator& c, int calls) {
     const std::size_t count = counts[plan() % std::size(counts)];
     const ReduceOp op = ops[plan() % std::size(ops)];
     const bool in_place = plan() % 2 == 0;
-    const std::uint64_t mixture = plan() % 4;  // 0: one rank is ordinary; 1: one output is; 2, 3: all are shared
+    const std::uint64_t mixture = plan() % 4;  // 0: one rank has private buffers; 1: one output is private; 2, 3: all shared
     const bool odd = static_cast<int>(plan() % static_cast<std::uint64_t>(c.size())) == c.rank();
     const std::size_t offset = plan() % 17;
-    TestBuffer<float> ordinary_input(count, false);
-    TestBuffer<float> ordinary_output(count, false);
-    fill(ordinary_input, static_cast<std::uint64_t>(call), c.rank());
+    TestBuffer<float> private_input(count, false);
+    TestBuffer<float> private_output(count, false);
+    fill(private_input, static_cast<std::uint64_t>(call), c.rank());
     TestBuffer<float> input(count, !(odd && mixture == 0), offset);
     TestBuffer<float> output(count, !(odd && mixture <= 1), offset);
     TestBuffer<float>& source = in_place ? output : input;
-    std::memcpy(source.data(), ordinary_input.data(), count * sizeof(float));
+    std::memcpy(source.data(), private_input.data(), count * sizeof(float));
     Status status = c.all_reduce(source.data(), output.data(), count, DataType::float32, op);
     if (!status.ok()) return status.to_string();
-    status = c.all_reduce(ordinary_input.data(), ordinary_output.data(), count, DataType::float32, op);
+    status = c.all_reduce(private_input.data(), private_output.data(), count, DataType::float32, op);
     if (!status.ok()) return status.to_string();
-    if (std::memcmp(output.data(), ordinary_output.data(), count * sizeof(float)) != 0)
+    if (std::memcmp(output.data(), private_output.data(), count * sizeof(float)) != 0)
       return fmt::format("call {}: {} elements, {}, {}, mixture {}: differs", call, count, to_string(op),
                          in_place ? "in place" : "out of place", mixture);
-    if (!in_place && std::memcmp(input.data(), ordinary_input.data(), count * sizeof(float)) != 0)
+    if (!in_place && std::memcmp(input.data(), private_input.data(), count * sizeof(float)) != 0)
       return fmt::format("call {}: the input was changed", call);
   }
   return {};
@@ -65,19 +65,19 @@ std::string compare(Communicator& c, int calls) {
 class SharedMemory : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, SharedMemory, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
-TEST_P(SharedMemory, GivesTheSameBitsAsOrdinaryBuffers) {
+TEST_P(SharedMemory, BitsMatchThoseOfPrivateBuffers) {
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return compare(c, 60); });
   expect_ranks(GetParam(), over_shm("direct"), [](Communicator& c) { return compare(c, 30); });
 }
 
-// Tiles travel by reference there.
-TEST_P(SharedMemory, ServesOtherAlgorithmsToo) {
+// With these algorithms tiles travel by reference.
+TEST_P(SharedMemory, OtherAlgorithmsMatchPrivateBuffers) {
   for (const char* algorithm : {"ring", "recursive_doubling", "hierarchical"}) {
     expect_ranks(GetParam(), over_shm(algorithm), [](Communicator& c) { return compare(c, 15); });
   }
 }
 
-TEST_P(SharedMemory, ServesManyCallsInFlight) {
+TEST_P(SharedMemory, ManyCallsInFlightReturnRightValues) {
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     constexpr std::size_t kCalls = 150;
     std::mt19937_64 plan(3);
@@ -103,7 +103,7 @@ TEST_P(SharedMemory, ServesManyCallsInFlight) {
   });
 }
 
-TEST_P(SharedMemory, ServesBroadcastAndAllGather) {
+TEST_P(SharedMemory, BroadcastAndAllGatherReturnRightValues) {
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     for (const std::size_t count : {std::size_t{10}, std::size_t{50'000}, std::size_t{1} << 20}) {
       TestBuffer<std::int32_t> data(count, c.rank() != 1);

@@ -1,4 +1,4 @@
-"""The simulator (SimGrid) against bench/cluster: its predictions for 2, 4 and 8 emulated hosts are within 15 % of what they take.
+"""The simulator (SimGrid) compared with bench/cluster: its predictions for 2, 4 and 8 emulated hosts are within 15 % of the measured times.
 
 The same run measures the goodput and the latency of the wire (the limit that shoal_perf prints, and a ring of 32 bytes). The model has
 neither the burst of the token bucket that shapes a link, nor lost packets, nor congestion control. So messages are large enough to make
@@ -50,7 +50,7 @@ def complaints(ratios):
 
 
 def measure_ratios(folder, hosts, algorithm):
-    """By message size: predicted over measured."""
+    """{message size: predicted over measured time}."""
     small = measure(folder, hosts, "ring", "-b", "32", "-e", "32", "--no-limit", "--size-seconds", "0.3")[0]
     latency_us = small["latency_us"] / (2 * (hosts - 1))
     ratios = {}

@@ -1,5 +1,5 @@
-// Calls that move data straight between the memories of the ranks' processes: right results, all ways back to the links, and
-// buffers that are left alone once a call has failed.
+// Calls that copy data between the memories of the ranks' processes (process_vm_readv and process_vm_writev): right results,
+// every fallback to the links, and no access to buffers after a failure.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -35,10 +35,10 @@
 
 namespace {
 
-/// What the system calls below do in this process.
+/// How the interposed system calls behave in this process.
 struct System {
   bool denies = false;
-  bool pretends = false;  // to have read
+  bool skips_reads = false;  // reports success without reading
   std::chrono::milliseconds read_takes{0};
   std::chrono::milliseconds write_takes{0};
   std::atomic<int> copies{0};
@@ -57,10 +57,10 @@ ssize_t copy(long number, pid_t pid, const iovec* local, unsigned long local_cou
 
 }  // namespace
 
-// In place of the C library's.
+// Interposed functions of the C library.
 extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
                                     unsigned long remote_count, unsigned long) {
-  if (shared_system.pretends && local->iov_len > sizeof(std::uint64_t)) return static_cast<ssize_t>(local->iov_len);
+  if (shared_system.skips_reads && local->iov_len > sizeof(std::uint64_t)) return static_cast<ssize_t>(local->iov_len);
   std::this_thread::sleep_for(shared_system.read_takes);
   return copy(SYS_process_vm_readv, pid, local, local_count, remote, remote_count);
 }
@@ -78,7 +78,7 @@ using testing::ModelBuffers;
 using testing::ModelCall;
 using testing::TestBuffer;
 
-/// Whether this machine lets a process reach the memory of another one, so that the tests mean something.
+/// Whether this machine lets a process access the memory of another one.
 bool permitted() {
   const shm::ProcessMark mark = shm::own_mark();
   const pid_t child = ::fork();
@@ -106,7 +106,8 @@ constexpr CollectiveKind kMovingKinds[] = {CollectiveKind::broadcast, Collective
 constexpr CollectiveKind kAllKinds[] = {CollectiveKind::all_reduce, CollectiveKind::broadcast, CollectiveKind::all_gather,
                                         CollectiveKind::gather,     CollectiveKind::scatter,   CollectiveKind::all_to_all};
 
-/// Calls of all kinds around the size from which they are done so, and far above it. Empty, or what is wrong.
+/// Makes calls of all kinds with sizes around the threshold of single copies, and far above it. Returns what is wrong; empty:
+/// nothing.
 std::string make_calls(Communicator& c) {
   std::mt19937_64 random(11);  // all ranks draw the same
   const auto ranks = static_cast<std::size_t>(c.size());
@@ -145,35 +146,35 @@ std::string make_calls(Communicator& c) {
 class SingleCopy : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, SingleCopy, ::testing::Values(2, 3, 4), ::testing::PrintToStringParamName());
 
-TEST_P(SingleCopy, GivesWhatTheModelSays) {
+TEST_P(SingleCopy, ResultsMatchModel) {
   SKIP_UNLESS_PERMITTED();
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     const int before = shared_system.copies;
     if (std::string wrong = make_calls(c); !wrong.empty()) return wrong;
-    return shared_system.copies > before ? "" : "nothing went straight from memory to memory";
+    return shared_system.copies > before ? "" : "no data was copied between processes";
   });
 }
 
-TEST_P(SingleCopy, OfAnySizeGivesWhatTheModelSays) {
+TEST_P(SingleCopy, ResultsMatchModelWithCopyOfAnySize) {
   SKIP_UNLESS_PERMITTED();
   ::setenv("SHOAL_SINGLE_COPY", "2", 1);
   expect_ranks(GetParam(), over_shm(), make_calls);
   ::unsetenv("SHOAL_SINGLE_COPY");
 }
 
-TEST_P(SingleCopy, IsDoneWithoutWhereTheSystemDeniesIt) {
+TEST_P(SingleCopy, DeniedCopyFallsBackToLinks) {
   const auto outcomes = testing::run_ranks(GetParam(), [](int rank, int size, const std::string& directory) -> std::string {
-    shared_system.denies = rank == 0;  // one of them is enough
+    shared_system.denies = rank == 0;  // one rank is enough
     auto c = testing::join(directory, rank, size, over_shm());
     if (!c.ok()) return c.status().to_string();
     const int before = shared_system.copies;
     if (std::string wrong = make_calls(**c); !wrong.empty()) return wrong;
-    return shared_system.copies == before ? "" : "a rank copied although another one cannot";
+    return shared_system.copies == before ? "" : "a rank copied although rank 0 cannot";
   });
   testing::expect_all_well(outcomes);
 }
 
-/// From now on the system has no descriptors of processes, as before Linux 5.3. False where it cannot be made so.
+/// Makes pidfd_open() fail, as before Linux 5.3. False if this system has no seccomp filters.
 bool deny_pidfd() {
   std::array<sock_filter, 4> filter{
       sock_filter{BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
@@ -185,8 +186,8 @@ bool deny_pidfd() {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Its number could mean another process after its death, and nobody would notice.
-TEST_P(SingleCopy, IsDoneWithoutWhereTheEndOfAProcessDoesNotShow) {
+// Without a pidfd a rank would not notice that the pid belongs to another process now.
+TEST_P(SingleCopy, MissingPidfdFallsBackToLinks) {
   ::setenv("SHOAL_SINGLE_COPY", "2", 1);
   const auto outcomes = testing::run_ranks(GetParam(), [](int rank, int size, const std::string& directory) -> std::string {
     if (rank == 1 && !deny_pidfd()) return "no filter";
@@ -194,25 +195,26 @@ TEST_P(SingleCopy, IsDoneWithoutWhereTheEndOfAProcessDoesNotShow) {
     if (!c.ok()) return c.status().to_string();
     const int before = shared_system.copies;
     if (std::string wrong = make_calls(**c); !wrong.empty()) return wrong;
-    return shared_system.copies == before ? "" : "a rank copied although the end of another one does not show";
+    return shared_system.copies == before ? "" : "a rank copied without a pidfd of its peer";
   });
   ::unsetenv("SHOAL_SINGLE_COPY");
   if (outcomes[1].output == "no filter") GTEST_SKIP() << "this system has no seccomp filters";
   testing::expect_all_well(outcomes);
 }
 
-TEST_P(SingleCopy, IsSwitchedOffByASetting) {
+TEST_P(SingleCopy, SettingTurnsCopyOff) {
   ::setenv("SHOAL_SINGLE_COPY", "0", 1);
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     const int before = shared_system.copies;
     if (std::string wrong = make_calls(c); !wrong.empty()) return wrong;
-    return shared_system.copies == before ? "" : "it copied all the same";
+    return shared_system.copies == before ? "" : "a rank copied";
   });
   ::unsetenv("SHOAL_SINGLE_COPY");
 }
 
-/// Of what is larger than what always goes so. Empty, or what is wrong.
-std::string copies_large_ones(Communicator& c, bool expected) {
+/// Makes calls with shares above the size up to which copies are always used. Returns what is wrong if copies are not used as
+/// `expected`.
+std::string check_large_copies(Communicator& c, bool expected) {
   const int before = shared_system.copies;
   constexpr std::size_t kCount = 300'001;
   const std::vector<std::uint8_t> share(kCount, static_cast<std::uint8_t>(c.rank() + 1));
@@ -234,39 +236,39 @@ std::string copies_large_ones(Communicator& c, bool expected) {
              : fmt::format("{} copies, {} of the sum", copies, copies_of_sum);
 }
 
-TEST_P(SingleCopy, OfLargeOnesIsMadeWhereASettingSaysSo) {
+TEST_P(SingleCopy, SettingTurnsCopyOfLargeSharesOn) {
   SKIP_UNLESS_PERMITTED();
   ::setenv("SHOAL_SINGLE_COPY", "2", 1);
   ::setenv("SHOAL_PROBE", "0", 1);
-  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return copies_large_ones(c, true); });
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return check_large_copies(c, true); });
   ::unsetenv("SHOAL_SINGLE_COPY");
-  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return copies_large_ones(c, false); });
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return check_large_copies(c, false); });
   ::unsetenv("SHOAL_PROBE");
 }
 
-/// Starts ranks whose reads of others' memory take so long; what is wrong where they do not copy large ones as expected.
+/// Starts ranks whose reads of peer memory take `read_takes`. Returns what is wrong if large copies are not used as `expected`.
 std::string measures_and_copies(int ranks, std::chrono::milliseconds read_takes, bool expected) {
   const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
-    shared_system.pretends = read_takes.count() == 0;
+    shared_system.skips_reads = read_takes.count() == 0;
     shared_system.read_takes = read_takes;
     auto c = testing::join(directory, rank, size, over_shm());
     if (!c.ok()) return c.status().to_string();
-    shared_system.pretends = false;
-    return copies_large_ones(**c, expected);
+    shared_system.skips_reads = false;
+    return check_large_copies(**c, expected);
   });
   std::string wrong;
   for (const testing::RankOutcome& outcome : outcomes) wrong += outcome.output + testing::bad_end(outcome);
   return wrong;
 }
 
-TEST_P(SingleCopy, OfLargeOnesIsNotMadeWhereItWasMeasuredToBeSlower) {
+TEST_P(SingleCopy, SlowCopyIsNotUsedForLargeShares) {
   SKIP_UNLESS_PERMITTED();
   EXPECT_EQ(measures_and_copies(GetParam(), std::chrono::milliseconds(50), false), "");
 }
 
-// On a busy machine the probe measures mostly the wait for a core, and both ways to copy seem equal: one start of several must
+// On a busy machine the probe mostly measures the wait for a core, so both ways to copy seem equal. One start of several must
 // find the difference.
-TEST_P(SingleCopy, OfLargeOnesIsMadeWhereItWasMeasuredToBeFaster) {
+TEST_P(SingleCopy, FastCopyIsUsedForLargeShares) {
   SKIP_UNLESS_PERMITTED();
   constexpr int kStarts = 10;
   std::string wrong;
@@ -277,8 +279,8 @@ TEST_P(SingleCopy, OfLargeOnesIsMadeWhereItWasMeasuredToBeFaster) {
   EXPECT_EQ(wrong, "");
 }
 
-// Whoever looks for a peer in one call may find it in the next one: it has come and gone on between two looks.
-TEST_P(SingleCopy, SmallCallsAndMovesAreNotTakenForEachOther) {
+// A rank that polls a peer's state may find the peer in the next call already.
+TEST_P(SingleCopy, SmallCallsAndMovesDoNotMix) {
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     constexpr std::size_t kCount = 6'000;
     std::vector<std::uint64_t> all(static_cast<std::size_t>(c.size()));
@@ -298,13 +300,13 @@ TEST_P(SingleCopy, SmallCallsAndMovesAreNotTakenForEachOther) {
   });
 }
 
-// Memory from mem_alloc on some ranks, ordinary memory on others.
-TEST_P(SingleCopy, SumsMixturesOfMemory) {
+// Memory from mem_alloc on some ranks, private memory on others.
+TEST_P(SingleCopy, SumAcceptsMixedMemory) {
   SKIP_UNLESS_PERMITTED();
   ::setenv("SHOAL_SINGLE_COPY", "2", 1);
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     for (const std::size_t count :
-         {std::size_t{70'001}, std::size_t{1'100'000}}) {  // the second is more than what stays in the caches
+         {std::size_t{70'001}, std::size_t{1'100'000}}) {  // the second size does not fit into the caches
       for (unsigned mixture = 0; mixture<1U << (2 * c.size()); mixture += count> 100'000 ? 7 : 3) {
         const TestBuffer<std::uint32_t> input(count, (mixture >> (2 * c.rank()) & 1) != 0, 1);
         const TestBuffer<std::uint32_t> output(count, (mixture >> (2 * c.rank()) & 2) != 0, 3);
@@ -323,7 +325,7 @@ TEST_P(SingleCopy, SumsMixturesOfMemory) {
   ::unsetenv("SHOAL_SINGLE_COPY");
 }
 
-TEST_P(SingleCopy, ServesMixturesOfMemory) {
+TEST_P(SingleCopy, MovesAcceptMixedMemory) {
   SKIP_UNLESS_PERMITTED();
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     constexpr std::size_t kCount = 70'001;
@@ -349,7 +351,7 @@ TEST_P(SingleCopy, ServesMixturesOfMemory) {
   });
 }
 
-TEST_P(SingleCopy, ServesManyCallsInFlight) {
+TEST_P(SingleCopy, ManyCallsInFlightMatchModel) {
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
     std::mt19937_64 random(5);
     std::vector<ModelCall> calls(80);
@@ -371,9 +373,8 @@ TEST_P(SingleCopy, ServesManyCallsInFlight) {
   });
 }
 
-// Rank 1 is slow in writing into rank 0's memory; rank 0's time limit ends before. From then on its buffer belongs to the
-// caller.
-TEST(SingleCopyFailure, LeavesTheBuffersOfAFailedCallAlone) {
+// Rank 1 writes slowly into rank 0's memory, and rank 0 times out before. After that rank 1 must not write to its buffer.
+TEST(SingleCopyFailure, BuffersAreNotWrittenAfterFailure) {
   SKIP_UNLESS_PERMITTED();
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     auto c = testing::join(directory, rank, size, over_shm());
@@ -394,7 +395,7 @@ TEST(SingleCopyFailure, LeavesTheBuffersOfAFailedCallAlone) {
   testing::expect_all_well(outcomes);
 }
 
-TEST(ProcessMemory, IsReachedOnlyByTheRightMark) {
+TEST(ProcessMemory, WrongMarkDoesNotReachMemory) {
   SKIP_UNLESS_PERMITTED();
   const shm::ProcessMark mark = shm::own_mark();
   EXPECT_TRUE(shm::reaches(mark));
@@ -409,7 +410,7 @@ TEST(ProcessMemory, IsReachedOnlyByTheRightMark) {
   EXPECT_FALSE(shm::reaches(wrong));
 }
 
-TEST(ProcessMemory, SaysWhereTheOthersMemoryEnds) {
+TEST(ProcessMemory, UnmappedMemoryIsAnError) {
   SKIP_UNLESS_PERMITTED();
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   auto* memory = static_cast<std::byte*>(::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -424,8 +425,8 @@ TEST(ProcessMemory, SaysWhereTheOthersMemoryEnds) {
   ::munmap(memory, page);
 }
 
-// Whatever the shape: every byte of every output is written once, from where it has to come.
-TEST(WindowMoves, FillEveryOutputOnce) {
+// Every byte of every output is written once, from the right source.
+TEST(WindowMoves, MovesWriteEveryOutputByteOnce) {
   for (const CollectiveKind kind : kMovingKinds) {
     for (int ranks = 2; ranks <= 7; ++ranks) {
       for (const std::size_t count : {std::size_t{32 << 10}, std::size_t{50'001}}) {
@@ -433,9 +434,9 @@ TEST(WindowMoves, FillEveryOutputOnce) {
         ASSERT_TRUE(moves_serve(collective, Topology::uniform(1, ranks)));
         const auto p = static_cast<std::size_t>(ranks);
         const bool shares = kind != CollectiveKind::broadcast;
-        // outputs[rank][byte]: from which rank's input it comes, and from where there.
-        const auto nobody = std::pair(-1, std::size_t{0});
-        std::vector outputs(p, std::vector(shares ? count * p : count, nobody));
+        // outputs[rank][byte]: the rank and the offset of the input from which the byte comes.
+        const auto unwritten = std::pair(-1, std::size_t{0});
+        std::vector outputs(p, std::vector(shares ? count * p : count, unwritten));
         for (int rank = 0; rank < ranks; ++rank) {
           for (const PeerMemoryMove& move : peer_memory_moves(collective, ranks, rank)) {
             const bool writes = move.way == PeerMemoryMove::Way::write;
@@ -443,7 +444,7 @@ TEST(WindowMoves, FillEveryOutputOnce) {
             auto& output = outputs[writes ? move.peer : static_cast<std::size_t>(rank)];
             const int from = reads ? static_cast<int>(move.peer) : rank;
             for (std::size_t i = 0; i < move.size_bytes; ++i) {
-              ASSERT_EQ(output[move.target_bytes + i], nobody);
+              ASSERT_EQ(output[move.target_bytes + i], unwritten);
               output[move.target_bytes + i] = {from, move.source_bytes + i};
             }
           }
@@ -452,7 +453,7 @@ TEST(WindowMoves, FillEveryOutputOnce) {
           const bool at_root = static_cast<int>(rank) == collective.root;
           for (std::size_t i = 0; i < outputs[rank].size(); ++i) {
             const auto source = static_cast<int>(i / count);
-            auto wanted = nobody;
+            auto wanted = unwritten;
             if (kind == CollectiveKind::all_gather || (kind == CollectiveKind::gather && at_root)) wanted = {source, i % count};
             if (kind == CollectiveKind::all_to_all) wanted = {source, rank * count + i % count};
             if (kind == CollectiveKind::scatter && i < count) wanted = {collective.root, rank * count + i};

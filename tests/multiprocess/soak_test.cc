@@ -1,7 +1,7 @@
-// Calls without end: collectives of all kinds, messages, groups made and destroyed. Every result is right, and neither memory
-// nor descriptors grow.
+// Many operations: collectives of all kinds, messages, groups made and destroyed. Every result is right, and neither memory nor
+// descriptors grow.
 //
-// SHOAL_SOAK_OPERATIONS=n: for longer runs; SHOAL_TEST_SEED=n.
+// SHOAL_SOAK_OPERATIONS=n sets their number for longer runs, SHOAL_TEST_SEED=n the seed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -28,9 +28,9 @@ namespace shoal {
 namespace {
 
 constexpr int kRanks = 3;
-constexpr std::uint64_t kUsual = 6'000;
+constexpr std::uint64_t kDefaultOperations = 6'000;
 constexpr std::uint64_t kOperationsOfAGroup = 40;
-constexpr long kMostGrowthBytes = 4 << 20;
+constexpr long kMaxGrowthBytes = 4 << 20;
 
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -59,7 +59,7 @@ std::string one_call(Communicator& c, std::mt19937_64& random) {
   return wrong.empty() ? "" : fmt::format("WRONG RESULT of {}: {}", call.text(), wrong);
 }
 
-/// Around the ring.
+/// Sends a message around the ring of ranks.
 std::string one_message(Communicator& c, std::mt19937_64& random) {
   const std::size_t count = random() % 3 == 0 ? 20'000 : random() % 200;
   const auto tag = static_cast<int>(random() % 4);
@@ -81,7 +81,7 @@ std::string soak(Communicator& world, std::uint64_t operations, std::uint64_t se
   long open = 0;
   for (std::uint64_t k = 0; k < operations; ++k) {
     if (k % kOperationsOfAGroup == 0) {
-      // A group of some ranks in some order; the last one ends.
+      // Replaces the group by one of random ranks in random order.
       std::vector<int> members(kRanks);
       std::iota(members.begin(), members.end(), 0);
       std::shuffle(members.begin(), members.end(), random);
@@ -101,19 +101,19 @@ std::string soak(Communicator& world, std::uint64_t operations, std::uint64_t se
     Communicator& c = in_group ? *group : world;
     const std::string wrong = message ? one_message(c, of_call) : one_call(c, of_call);
     if (!wrong.empty()) return fmt::format("operation {}: {}", k, wrong);
-    // By then every cache has what it keeps.
+    // By now every cache is full.
     if (k == operations / 2) memory = resident_bytes(), open = descriptors();
   }
   group.reset();
   const long growth = resident_bytes() - memory;
   const long open_at_end = descriptors();
-  // A rank that leaves takes its connections away from those that still count theirs.
+  // A rank that leaves closes connections, which its peers still count.
   if (const Status together = world.barrier(); !together.ok()) return "barrier: " + together.to_string();
   if (world.rank() == 0)
     std::cout << fmt::format("{} operations, seed {}: memory grew by {} KiB in the second half\n", operations, seed,
                              growth >> 10)
               << std::flush;
-  if (growth > kMostGrowthBytes) return fmt::format("memory grew by {} bytes in the second half", growth);
+  if (growth > kMaxGrowthBytes) return fmt::format("memory grew by {} bytes in the second half", growth);
   if (open_at_end != open) return fmt::format("{} descriptors became {}", open, open_at_end);
   return {};
 }
@@ -121,8 +121,8 @@ std::string soak(Communicator& world, std::uint64_t operations, std::uint64_t se
 class Soak : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Soak, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
 
-TEST_P(Soak, ManyOperationsAreRightAndNothingGrows) {
-  const std::uint64_t operations = from_environment("SHOAL_SOAK_OPERATIONS", kUsual);
+TEST_P(Soak, ManyOperationsAreRightWithoutGrowth) {
+  const std::uint64_t operations = from_environment("SHOAL_SOAK_OPERATIONS", kDefaultOperations);
   const std::uint64_t seed = from_environment("SHOAL_TEST_SEED", 20261121);
   CommunicatorOptions options;
   options.transports = GetParam();

@@ -1,6 +1,6 @@
-// What repeated calls cost beside moving bytes: no allocation, memory that does not grow with the message.
+// Repeated calls allocate nothing, and memory does not grow with the message.
 //
-// The test program has its own malloc, which counts while told to. Not built under sanitizers, which bring theirs.
+// The test program interposes malloc to count allocations. Not built under sanitizers, which have their own malloc.
 #include <execinfo.h>
 #include <sched.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<int> allocations{0};
-// Where the first one came from, for the message.
+// The stack of the first allocation, for the message.
 std::array<void*, 24> first_stack;
 std::atomic<int> first_depth{0};
 thread_local bool in_count = false;
@@ -44,7 +44,7 @@ void count_allocation() {
 
 }  // namespace
 
-// operator new of libstdc++ comes here as well.
+// libstdc++'s operator new calls these, too.
 extern "C" {
 void* malloc(std::size_t bytes) { return count_allocation(), __libc_malloc(bytes); }
 void* calloc(std::size_t count, std::size_t bytes) { return count_allocation(), __libc_calloc(count, bytes); }
@@ -73,13 +73,13 @@ std::string first_allocation() {
   return text;
 }
 
-// Its first use allocates.
+// The first backtrace() allocates.
 void load_unwinder() {
   std::array<void*, 4> stack;
   ::backtrace(stack.data(), static_cast<int>(stack.size()));
 }
 
-// `body` in this process, with all its threads, allocates nothing.
+// Checks that no thread of this process allocates during `body`.
 template <typename Body>
 std::string expect_no_allocation(const char* what, Body body) {
   allocations = 0;
@@ -92,7 +92,7 @@ std::string expect_no_allocation(const char* what, Body body) {
   return {};
 }
 
-TEST(SteadyState, TheCounterCounts) {
+TEST(SteadyState, CounterDetectsAllocation) {
   load_unwinder();
   const std::string error = expect_no_allocation("a string", [] {
     const std::string text(1000, 'x');
@@ -105,10 +105,10 @@ struct Case {
   const char* transports;
   int ranks;
   std::size_t bytes;
-  bool explain = false;  // with SHOAL_EXPLAIN=1: every call of rank 0 is counted and timed
+  bool explain = false;  // SHOAL_EXPLAIN=1: rank 0 counts and times every call
 };
 
-// For this process and those that it forks, while it lives.
+// Sets SHOAL_EXPLAIN while it exists.
 struct Explaining {
   explicit Explaining(bool on) { ::setenv("SHOAL_EXPLAIN", on ? "1" : "0", 1); }
   ~Explaining() { ::unsetenv("SHOAL_EXPLAIN"); }
@@ -116,7 +116,7 @@ struct Explaining {
 
 class RepeatedCalls : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RepeatedCalls, AllocateNothing) {
+TEST_P(RepeatedCalls, RepeatedCallsDoNotAllocate) {
   const auto [transports, ranks, bytes, explain] = GetParam();
   const Explaining explaining(explain);
   CommunicatorOptions options;
@@ -148,10 +148,10 @@ TEST_P(RepeatedCalls, AllocateNothing) {
       }
       return {};
     };
-    // Twice as many in flight as later: what the engine keeps for them has its size then, however the threads meet.
+    // Twice as many in flight as later, so that the engine's queues have reached their size whatever the timing.
     if (const Status status = asynchronous(10, 2 * kInFlight); !status.ok()) return status.to_string();
     for (Work& work : works) work = Work();
-    // And one that nobody waits for: the progress thread has settled in when it is done.
+    // A call without a waiting caller starts the progress thread.
     auto alone = c.all_reduce_async(buffers[0].data(), buffers[0].data(), count, DataType::float32, ReduceOp::sum);
     if (!alone.ok()) return alone.status().to_string();
     while (!alone->is_completed()) ::sched_yield();
@@ -162,7 +162,7 @@ TEST_P(RepeatedCalls, AllocateNothing) {
       error =
           expect_no_allocation("asynchronous", [&] { return asynchronous(kCalls / static_cast<int>(kInFlight), kInFlight); });
     }
-    // Whoever is done first must not leave while others count: the end of a peer costs allocations.
+    // A peer's end allocates, so no rank leaves while others count.
     static_cast<void>(c.barrier());
     return error;
   });
@@ -184,7 +184,7 @@ std::size_t resident_bytes() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// One call of 8 bytes, one of 64 MiB; what they leave behind. The user's buffer is resident before.
+// Compares the memory after a call of 8 bytes and after one of 64 MiB. The user's buffer is resident before.
 std::string check_memory(Communicator& c) {
   std::vector<float> buffer(64 * kMiB / sizeof(float), 1.0F);
   const auto call = [&](std::size_t count) {
@@ -196,7 +196,7 @@ std::string check_memory(Communicator& c) {
   if (const Status status = call(buffer.size()); !status.ok()) return status.to_string();
   if (c.memory_bytes() != held) return fmt::format("memory_bytes() went from {} to {}", held, c.memory_bytes());
   if (held == 0 || held > 32 * kMiB) return fmt::format("memory_bytes() is {}", held);
-  // Rings become resident when they are used first; what the peers wrote counts here too. The rest is code and heap.
+  // Rings become resident at their first use, and pages that peers wrote count too. The rest is code and heap.
   const std::size_t limit = static_cast<std::size_t>(c.size()) * held + 4 * kMiB;
   const std::size_t now = resident_bytes();
   if (now > resident + limit) {
@@ -206,7 +206,7 @@ std::string check_memory(Communicator& c) {
   return {};
 }
 
-TEST(SteadyState, MemoryDoesNotGrowWithTheMessage) {
+TEST(SteadyState, MemoryDoesNotGrowWithMessage) {
   for (const int ranks : {2, 3}) {
     for (const char* transports : {"shm", "tcp"}) {
       for (const char* algorithm : {"", "ring", "recursive_doubling"}) {
@@ -221,7 +221,7 @@ TEST(SteadyState, MemoryDoesNotGrowWithTheMessage) {
 }
 
 // Ranks with another host name count as another node, so the stages between nodes run here too.
-TEST(SteadyState, MemoryDoesNotGrowWithTheMessageBetweenNodes) {
+TEST(SteadyState, MemoryDoesNotGrowWithMessageBetweenNodes) {
   const auto rename_host = [](int rank) {
     if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return false;
     const std::string name = fmt::format("shoal-test-{}", rank / 2);
@@ -231,7 +231,7 @@ TEST(SteadyState, MemoryDoesNotGrowWithTheMessageBetweenNodes) {
       testing::run_ranks(1, [&](int rank, int, const std::string&) -> std::string { return rename_host(rank) ? "" : "no"; });
   if (!probe[0].output.empty()) GTEST_SKIP() << "this process may not make UTS namespaces";
   const auto outcomes = testing::run_ranks(4, [&](int rank, int size, const std::string& directory) -> std::string {
-    if (!rename_host(rank)) return "the host keeps its name";
+    if (!rename_host(rank)) return "cannot rename the host";
     auto communicator = testing::join(directory, rank, size, {});
     if (!communicator.ok()) return communicator.status().to_string();
     if ((*communicator)->nodes() != 2) return fmt::format("{} nodes", (*communicator)->nodes());

@@ -68,7 +68,7 @@ class TestTune:
         assert re.search(rf"{self.path}: .*\b1x2 .*\b1x3 ", elsewhere.stdout), elsewhere.stdout
         assert "(by model)" in elsewhere.stdout
 
-    def test_a_file_collects_shapes_and_replaces_its_own(self):
+    def test_a_run_replaces_only_its_own_shape_in_the_file(self):
         small = ("--max-size", "64", "-c", "all_reduce")
         assert self.tune(2, *small).returncode == 0
         assert self.tune(3, *small).returncode == 0
@@ -76,18 +76,18 @@ class TestTune:
         assert done.returncode == 0, done.stderr
         shapes = {shape["shape"]: sorted({entry["bytes"] for entry in shape["entries"]}) for shape in self.table()["shapes"]}
         assert shapes == {"1x2": [4, 8, 16], "1x3": [4, 16, 64]}
-        # With another transport the same ranks are another shape.
+        # Another transport makes another shape.
         done = self.tune(2, *small, SHOAL_TRANSPORTS="tcp")
         assert done.returncode == 0, done.stderr
         assert [shape["transports"] for shape in self.table()["shapes"]] == ["shm", "shm", "tcp"]
 
-    def test_without_time_it_writes_nothing(self):
+    def test_a_tiny_budget_writes_no_file(self):
         done = self.tune(2, "--budget", "0.000001")
         assert done.returncode == 1
         assert "--budget" in done.stderr
         assert not os.path.exists(self.path)
 
-    def test_the_budget_ends_it_between_sizes(self):
+    def test_the_budget_skips_sizes_that_take_too_long(self):
         # By the model the last size takes far longer than the budget. Which sizes before it are skipped depends on the machine.
         done = self.tune(2, "-c", "all_reduce", "--max-size", "64MiB", "--budget", "0.3")
         assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ class TestTune:
         assert "shoal run -n 4 -- shoal tune" in done.stderr
 
     @pytest.mark.parametrize("path, reason", ((".", "Is a directory"), ("/no/such/folder/table.json", "No such file or directory")))
-    def test_an_unwritable_file_ends_it_before_measuring(self, path, reason):
+    def test_an_unwritable_file_fails_before_measuring(self, path, reason):
         self.path = os.path.normpath(os.path.join(os.path.dirname(self.path), path))
         done = self.tune(2)
         assert done.returncode == 1
@@ -129,7 +129,7 @@ class TestTune:
         with open(self.path, encoding="utf-8") as file:
             assert file.read() == "my thesis"
 
-    def test_it_runs_under_mpirun(self):
+    def test_tune_runs_under_mpirun(self):
         if shutil.which("mpirun") is None:
             pytest.skip("mpirun is not installed")
         no_leaks = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}  # libpmix leaks
@@ -138,7 +138,7 @@ class TestTune:
         assert done.returncode == 0, done.stderr
         assert self.table()["shapes"][0]["shape"] == "1x2"
 
-    def test_its_own_calls_appear_in_the_report(self):
+    def test_its_calls_appear_in_the_explain_report(self):
         done = self.tune(2, "--max-size", "16", "-c", "all_reduce", SHOAL_EXPLAIN="1")
         assert done.returncode == 0, done.stderr
         assert len(re.findall(r"shoal explain: 2 ranks .*\b1x2 .*\bshm\b", done.stderr)) == 1, done.stderr
