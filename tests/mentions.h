@@ -22,7 +22,7 @@ MATCHER_P(MentionsAll, facts, (negation ? "does not mention all of " : "mentions
 
 /// The same with the facts as arguments.
 template <typename... Facts>
-auto Mentions(const Facts&... facts) {  // NOLINT(readability-identifier-naming): named as matchers are
+auto Mentions(const Facts&... facts) {  // NOLINT(readability-identifier-naming): as matchers are named
   return MentionsAll(std::vector<std::string>{std::string(facts)...});
 }
 

@@ -16,7 +16,7 @@ def with_marker(marker):
 
 
 def once(marker, ready, within_s=20):
-    """Ids of the processes with `marker`, as soon as ready(ids) holds or the time has passed."""
+    """Ids of the processes with `marker`, as soon as ready(ids) is true or the time has passed."""
     deadline = time.monotonic() + within_s
     while not ready(found := with_marker(marker)) and time.monotonic() < deadline:
         time.sleep(0.02)

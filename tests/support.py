@@ -1,4 +1,4 @@
-"""What the Python tests have in common: the source tree, the build folder, and whether emulated hosts work here."""
+"""Shared by the Python tests: the source tree, the build folder, and whether emulated hosts work here."""
 import os
 import subprocess
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-OTHERS = 0.1  # share of the machine: where other processes use more, a figure that misses its bound proves nothing
+OTHERS = 0.1  # share of the machine: if other processes use more, a figure that misses its bound proves nothing
 
 
 def _stolen_and_total():

@@ -1,5 +1,5 @@
-"""Builds what tests/gpu/run and bench/gpu/run need with what a machine has, runs parts one after the other, and writes down what came
-of them. A part that fails or hangs does not keep the next from running."""
+"""Builds the programs of tests/gpu/run and bench/gpu/run with the tools of the machine, runs their parts one after the other, and writes the
+results. The next part also runs after a failure or a hang."""
 import json
 import os
 import platform
@@ -17,18 +17,18 @@ def say(text):
 
 
 class Parts:
-    """Runs commands, prints what they print, keeps it."""
+    """Runs commands; prints and keeps their output."""
 
     def __init__(self):
         self.results = []
 
     def run(self, name, command, limit_s, environment=None, quiet=False):
-        """True where the command has ended well. Exit status 77: skipped."""
+        """True if the command succeeded. Exit status 77: skipped."""
         say(f"{name}: {' '.join(command)}")
         started = time.monotonic()
         lines = []
         try:
-            # A session of its own, so that what it leaves behind can be ended with it.
+            # A session of its own, so that its remaining processes can be ended with it.
             process = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
         except OSError as error:
@@ -114,7 +114,7 @@ def build(parts, folder, prefix="", programs=""):
     if configured and parts.run("build the library", ["cmake", "--build", whole, "-j", jobs, "--target", *programs, "gpu_ranks",
                                                       "gpu_all_reduce"], 600, environment, quiet=True):
         return os.path.join(whole, "bin")
-    say("going on with the kernels alone")
+    say("building the kernels without the library")
     alone = os.path.join(folder, "kernels")
     if (parts.run("configure the kernels", ["cmake", "-S", os.path.join(REPOSITORY, "tests/gpu"), "-B", alone, *common], 120, quiet=True)
             and parts.run("build the kernels", ["cmake", "--build", alone, "-j", jobs], 600, quiet=True)):
@@ -123,7 +123,7 @@ def build(parts, folder, prefix="", programs=""):
 
 
 class Mps:
-    """NVIDIA's server that lets kernels of several processes run at the same time, for the duration of a with block."""
+    """Runs NVIDIA's MPS, with which kernels of several processes run at the same time, for the duration of a with block."""
 
     def __init__(self, parts):
         self.parts = parts

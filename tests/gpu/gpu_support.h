@@ -1,5 +1,5 @@
-// What the programs of tests/gpu and bench/gpu share: the real CudaApi, buffers on a device, checks that count. No test
-// framework: the machine that has the GPU may have none.
+// Shared by the programs of tests/gpu and bench/gpu: the real CudaApi, device buffers, checks. Without a test framework, which
+// the machine with the GPU may not have.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@ extern "C" shoal::cuda::CudaApi* shoal_cuda_api(int version, char* message, std:
 
 namespace shoal::gpu {
 
-/// The real one, or the end of the program: exit status 77 means that there is nothing to run on.
+/// The real CudaApi. Ends the program with status 77 (skipped) if there is none.
 inline cuda::CudaApi& api() {
   static cuda::CudaApi* const opened = [] {
     char message[512] = "";

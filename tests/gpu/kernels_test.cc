@@ -153,7 +153,7 @@ void check_folds(bool quick) {
   if (!quick) check_fold(DataType::bfloat16, ReduceOp::sum, 0, 8, 20000003, true, random);
 }
 
-/// All patterns of 16 bits: the device converts by its own instructions.
+/// Converts all patterns of 16 bits, because the device has instructions for that.
 void check_conversions() {
   for (const DataType type : {DataType::float16, DataType::bfloat16, DataType::float8_e4m3fn, DataType::float8_e5m2}) {
     const std::size_t element = size_of(type);
@@ -291,7 +291,7 @@ void check_fused(int ranks, DataType type, ReduceOp op, bool two_shot, std::size
 
 void check_all_fused(bool quick) {
   std::mt19937_64 random(5);
-  std::uint32_t epoch = 0xFFFFFFF0U;  // it wraps on the way
+  std::uint32_t epoch = 0xFFFFFFF0U;  // it wraps around during the test
   for (const int ranks : quick ? std::vector<int>{1} : std::vector<int>{1, 2, 3, 8}) {
     for (int t = 0; t < kDataTypeCount; ++t) {
       const auto type = static_cast<DataType>(t);

@@ -52,7 +52,7 @@ bool equal(const std::vector<std::byte>& got, std::size_t at_element, const std:
   return std::memcmp(got.data() + at_element * 4, wanted.data() + begin * 4, count * 4) == 0;
 }
 
-/// The collectives of which one rank has the result, or gives everything.
+/// The collectives with a root.
 std::string check_roots(StreamCommunicator& group, cuda::Stream stream, gpu::DeviceMemory& input, gpu::DeviceMemory& output,
                         const Inputs& all, std::size_t own, std::size_t count, int root) {
   constexpr DataType kType = DataType::float32;
@@ -77,7 +77,7 @@ std::string check_roots(StreamCommunicator& group, cuda::Stream stream, gpu::Dev
   return error;
 }
 
-/// What goes in blocks from each to each, with counts, and between two ranks.
+/// all_to_all, the calls with counts, and messages.
 std::string check_blocks(StreamCommunicator& group, cuda::Stream stream, gpu::DeviceMemory& input, gpu::DeviceMemory& output,
                          const Inputs& all, std::size_t own, std::size_t count) {
   constexpr DataType kType = DataType::float32;
@@ -126,7 +126,7 @@ std::string check_blocks(StreamCommunicator& group, cuda::Stream stream, gpu::De
   return error.empty() && !equal(got, 0, all[0], 0, count) ? "recv" + size : error;
 }
 
-/// One call of each kind on `count` float32; empty where all is well.
+/// Makes one call of each kind on `count` float32. Empty if all results are right.
 std::string check_calls(Communicator& host, StreamCommunicator& group, cuda::Stream stream, std::size_t count, int call,
                         bool registers) {
   const int ranks = host.size();
@@ -190,7 +190,7 @@ std::string check_calls(Communicator& host, StreamCommunicator& group, cuda::Str
   return "";
 }
 
-/// Many calls without a word of waiting in between, then one that a rank does not make.
+/// Many calls without waits in between, then a call that one rank does not make.
 std::string check_series(Communicator& host, StreamCommunicator& group, cuda::Stream stream) {
   constexpr std::size_t kCount = 100000;
   gpu::DeviceMemory memory(kCount * 4);
@@ -203,7 +203,7 @@ std::string check_series(Communicator& host, StreamCommunicator& group, cuda::St
   if (Status status = last->wait(); !status.ok()) return "200 calls: " + status.to_string();
   if (host.rank() == 1) {
     for (int i = 0; i < 1000 && group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return group.status().ok() ? "rank 1 has not heard of the failure" : "";
+    return group.status().ok() ? "rank 1 does not know of the failure" : "";
   }
   const auto start = Clock::now();
   auto late = group.all_reduce(memory.get(), memory.get(), kCount, DataType::int32, ReduceOp::sum, stream,
@@ -247,7 +247,7 @@ int run_rank(int rank, int ranks, const std::string& folder, bool together) {
   return 1;
 }
 
-/// 0 where all is well, 77 where there is nothing to run on.
+/// 0 on success, 77 if there is no GPU.
 int run_ranks(int ranks, bool together) {
   char folder[] = "/tmp/shoal-gpu-XXXXXX";
   if (::mkdtemp(folder) == nullptr) return 1;
