@@ -1,4 +1,4 @@
-// Tensors in memory that the ranks of a host share, by c10d's memory allocator.
+// getMemAllocator(): tensors in memory that the ranks of a host share.
 #include <cstdint>
 #include <fstream>
 #include <sstream>
@@ -40,7 +40,7 @@ class MemoryAllocator : public ::testing::Test {
   const std::shared_ptr<c10::Allocator> allocator_ = group_->getMemAllocator();
 };
 
-TEST_F(MemoryAllocator, GivesTensorsMemoryThatTheRanksShare) {
+TEST_F(MemoryAllocator, TensorsUseSharedMemory) {
   at::Tensor tensor = empty_in(*allocator_, 100'001);
   EXPECT_TRUE(tensor.device().is_cpu());
   EXPECT_TRUE(in_shared_memory(tensor.data_ptr()));
@@ -51,32 +51,32 @@ TEST_F(MemoryAllocator, GivesTensorsMemoryThatTheRanksShare) {
   EXPECT_EQ(tensor.sum().item<double>(), 200'002);
 }
 
-TEST_F(MemoryAllocator, GrowsATensorAndKeepsItsElements) {
+TEST_F(MemoryAllocator, ResizeKeepsElements) {
   at::Tensor tensor = empty_in(*allocator_, 10).fill_(7);
   tensor.resize_({5000});
   EXPECT_TRUE(in_shared_memory(tensor.data_ptr()));
   EXPECT_EQ(tensor.narrow(0, 0, 10).sum().item<double>(), 70);
 }
 
-TEST_F(MemoryAllocator, MakesTensorsWithoutElements) {
+TEST_F(MemoryAllocator, EmptyTensorsWork) {
   EXPECT_EQ(empty_in(*allocator_, 0).numel(), 0);
   EXPECT_EQ(allocator_->allocate(0).get(), nullptr);
 }
 
-TEST_F(MemoryAllocator, OutlivesItsGroupAndUsesMemoryAgain) {
+TEST_F(MemoryAllocator, AllocatorOutlivesItsGroupAndReusesMemory) {
   const std::shared_ptr<c10::Allocator> allocator =
       c10::make_intrusive<ProcessGroupShoal>(c10::make_intrusive<c10d::HashStore>(), 0, 1)->getMemAllocator();
-  // More than the machine has, were it not given back.
+  // In all more memory than any machine has, so it must be freed.
   for (int i = 0; i < 2000; ++i) EXPECT_EQ(empty_in(*allocator, std::int64_t{1} << 28).numel(), std::int64_t{1} << 28);
   void* raw = allocator->raw_allocate(100);
   EXPECT_TRUE(in_shared_memory(raw));
   allocator->raw_deallocate(raw);
 }
 
-TEST_F(MemoryAllocator, SaysThatThereIsNoMemoryLeft) {
+TEST_F(MemoryAllocator, TooLargeAllocationThrows) {
   try {
     (void)empty_in(*allocator_, std::int64_t{1} << 58);
-    FAIL() << "memory that no machine has";
+    FAIL() << "an impossible allocation succeeded";
   } catch (const c10::DistBackendError& error) {
     EXPECT_NE(std::string(error.what()).find("shoal"), std::string::npos);
   }

@@ -1,4 +1,4 @@
-"""Programs that name backend "shoal" without `import shoal`, in an environment that has the package. A broken copy only warns."""
+"""Programs use the backend "shoal" without `import shoal` if the package is installed. A broken copy only warns."""
 import os
 import shutil
 import subprocess
@@ -75,23 +75,23 @@ def with_junk_as_module(packages):
 
 
 class TestInstalledCopy:
-    def test_serves_a_script_that_imports_torch_alone(self, folder):
+    def test_a_script_needs_only_torch_imported(self, folder):
         ranks = [start(NAMES_SHOAL, os.path.join(folder, "store"), str(rank)) for rank in range(2)]
         assert all("sum 6.0 shoal" in output(rank) for rank in ranks)
 
-    def test_changes_nothing_for_gloo_and_loads_nothing(self):
+    def test_gloo_programs_do_not_load_shoal(self):
         lines = run(GLOO).splitlines()
         assert [line for line in lines if line.startswith("group")] == 2 * ["group gloo"]
         assert lines[-2:] == ["listed [] True", "loaded False False"]
 
-    def test_is_turned_off_as_torch_says(self):
+    def test_torchs_variable_turns_it_off(self):
         text = start(NAMES_SHOAL_ALONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").communicate(timeout=60)[0]
         assert "torch is here" in text and "refused" not in text
 
 
 class TestBrokenCopy:
     @pytest.mark.parametrize("damage, options", ((without_module, ()), (without_build_file, ()), (for_another_torch, ("-W", "error"))))
-    def test_warns_and_refuses_its_use_alone(self, folder, damage, options):
+    def test_a_broken_copy_warns_and_fails_only_when_used(self, folder, damage, options):
         packages = os.path.join(folder, "python")
         shutil.copytree(PACKAGES, packages)
         damage(packages)
@@ -99,7 +99,7 @@ class TestBrokenCopy:
         assert 'backend "shoal"' in lines[0]
         assert [line.split()[0] for line in lines[-2:]] == ["torch", "refused"], lines
 
-    def test_that_cannot_be_loaded_is_refused_at_its_use(self, folder):
+    def test_an_unloadable_module_fails_only_when_used(self, folder):
         packages = os.path.join(folder, "python")
         shutil.copytree(PACKAGES, packages)
         with_junk_as_module(packages)

@@ -1,4 +1,4 @@
-// Which piece goes when, and what happens when one fails or its owner leaves: on a backend whose operations end by hand.
+// Averages: the order of pieces, failures, and destruction with pieces in flight, on a backend whose operations the test ends.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -24,7 +24,7 @@ Numbers take_all(PieceQueue& queue) {
   return taken;
 }
 
-TEST(PieceQueue, KeepsTheOrderAndTheWindow) {
+TEST(PieceQueue, PiecesKeepOrderAndWindow) {
   PieceQueue queue(2);
   queue.add({7, 5});
   queue.add({6});
@@ -36,7 +36,7 @@ TEST(PieceQueue, KeepsTheOrderAndTheWindow) {
   EXPECT_EQ(take_all(queue), Numbers());
 }
 
-TEST(PieceQueue, WhatIsHeldComesLastInReverse) {
+TEST(PieceQueue, DeferredPiecesComeLastInReverse) {
   PieceQueue queue(10);
   queue.add({0, 1});
   queue.hold({2, 3});
@@ -51,59 +51,59 @@ TEST(PieceQueue, WhatIsHeldComesLastInReverse) {
   EXPECT_EQ(take_all(queue), (Numbers{7, 6, 2, 3, 8}));
 }
 
-class HandWork final : public c10d::Work {
+class ManualWork final : public c10d::Work {
  public:
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
   const c10::intrusive_ptr<c10::ivalue::Future> future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 };
 
-/// Every all_reduce waits for end() or fail(), in the order of the calls. The words about the share, doubles, end at once
-/// unless held.
-class ByHand final : public c10d::Backend {
+/// Every all_reduce ends by end() or fail(), in the order of the calls. Votes for the backward fraction, of type double, end at
+/// once unless `holds_votes`.
+class ManualBackend final : public c10d::Backend {
  public:
-  ByHand() : c10d::Backend(0, 2) {}
-  const std::string getBackendName() const override { return "by-hand"; }
+  ManualBackend() : c10d::Backend(0, 2) {}
+  const std::string getBackendName() const override { return "manual"; }
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
     if (refuses) throw std::runtime_error("refused");
     if (tensors[0].scalar_type() == at::kDouble) {
-      words.push_back(tensors[0]);
-      word_ = c10::make_intrusive<HandWork>();
-      if (!holds_words) end_word();
-      return word_;
+      votes.push_back(tensors[0]);
+      vote_ = c10::make_intrusive<ManualWork>();
+      if (!holds_votes) end_vote();
+      return vote_;
     }
     sizes.push_back(static_cast<std::size_t>(tensors[0].numel()));
-    auto work = c10::make_intrusive<HandWork>();
+    auto work = c10::make_intrusive<ManualWork>();
     if (at_once) work->future->markCompleted(std::vector<at::Tensor>());
     works_.push_back(work);
     return work;
   }
-  void end_word() { word_->future->markCompleted(std::vector<at::Tensor>()); }
+  void end_vote() { vote_->future->markCompleted(std::vector<at::Tensor>()); }
   void end() { works_.at(next_++)->future->markCompleted(std::vector<at::Tensor>()); }
   void fail() { works_.at(next_++)->future->setError(std::make_exception_ptr(std::runtime_error("a peer left"))); }
 
   Numbers sizes;  // elements of each call so far
-  std::vector<at::Tensor> words;
-  bool holds_words = false;
+  std::vector<at::Tensor> votes;
+  bool holds_votes = false;
   bool at_once = false;
   bool refuses = false;
 
  private:
-  std::vector<c10::intrusive_ptr<HandWork>> works_;
-  c10::intrusive_ptr<HandWork> word_;
+  std::vector<c10::intrusive_ptr<ManualWork>> works_;
+  c10::intrusive_ptr<ManualWork> vote_;
   std::size_t next_ = 0;
 };
 
 constexpr std::size_t kPieceBytes = 10 * sizeof(float);
 constexpr double kScale = 0.25;
 
-class AveragesByHand : public ::testing::Test {
+class ManualAverages : public ::testing::Test {
  protected:
-  AveragesByHand() {
+  ManualAverages() {
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend_);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group->setGroupName("by-hand");
+    group->setGroupName("manual");
     group_ = group;
     averages_ = std::make_unique<Averages>(group_, kScale, 2, kPieceBytes, kPieceBytes);
   }
@@ -112,12 +112,12 @@ class AveragesByHand : public ::testing::Test {
     for (; pieces > 0; --pieces) backend_->end();
   }
 
-  const c10::intrusive_ptr<ByHand> backend_ = c10::make_intrusive<ByHand>();
+  const c10::intrusive_ptr<ManualBackend> backend_ = c10::make_intrusive<ManualBackend>();
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::unique_ptr<Averages> averages_;
 };
 
-TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
+TEST_F(ManualAverages, EndOfPieceStartsNextPiece) {
   EXPECT_EQ(averages_->add(bucket(42)), 0U);  // 10, 10, 10 | 10, 2
   EXPECT_EQ(backend_->sizes, (Numbers{10, 10}));
   end(1);
@@ -125,12 +125,12 @@ TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
   EXPECT_EQ(averages_->add(bucket(5)), 2U);
   EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10}));
   end(3);
-  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5})) << "the second halves are held";
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5})) << "the second halves are deferred";
   end(1);
   EXPECT_EQ(averages_->take_finished(true), (Parts{{0, 0, 10}, {0, 10, 10}, {0, 20, 10}, {1, 0, 10}, {2, 0, 5}}));
   EXPECT_EQ(averages_->take_finished(false), Parts());
   averages_->release();
-  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5, 1, 10})) << "of the last bucket first";
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5, 1, 10})) << "pieces of the last bucket come first";
   end(1);
   EXPECT_EQ(averages_->take_finished(false), (Parts{{1, 10, 1}}));
   end(2);
@@ -139,14 +139,15 @@ TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
   EXPECT_EQ(averages_->add(bucket(1)), 0U);
 }
 
-TEST_F(AveragesByHand, TheShareIsThatOfRankZeroFromTheNextStepOn) {
-  backend_->holds_words = true;
+TEST_F(ManualAverages, FractionOfRank0AppliesFromNextStep) {
+  backend_->holds_votes = true;
   averages_->add(bucket(80));
-  ASSERT_EQ(backend_->words.size(), 1U);
-  EXPECT_EQ(backend_->words[0].item<double>(), kFirstShare) << "nothing has been seen yet";
-  backend_->words[0].fill_(0.2);  // what the sum says, whatever was given
-  backend_->end_word();
-  EXPECT_EQ(averages_->backward_fraction(), kFirstShare) << "the ranks learn it at different times within the step";
+  ASSERT_EQ(backend_->votes.size(), 1U);
+  EXPECT_EQ(backend_->votes[0].item<double>(), kFirstShare) << "before any measurement";
+  backend_->votes[0].fill_(0.2);  // the result of the vote
+  backend_->end_vote();
+  EXPECT_EQ(averages_->backward_fraction(), kFirstShare)
+      << "it applies from the next step, because ranks get it at different times";
   averages_->add(bucket(80));
   averages_->release();
   end(16);
@@ -154,42 +155,42 @@ TEST_F(AveragesByHand, TheShareIsThatOfRankZeroFromTheNextStepOn) {
   averages_->restart();
   EXPECT_EQ(averages_->backward_fraction(), 0.2);
   averages_->add(bucket(80));
-  backend_->end_word();
+  backend_->end_vote();
   end(2);
-  EXPECT_EQ(backend_->sizes.size(), 18U) << "two of eight pieces go beside backward";
-  EXPECT_EQ(backend_->words.size(), 2U) << "a word a step";
+  EXPECT_EQ(backend_->sizes.size(), 18U) << "two of eight pieces start during backward";
+  EXPECT_EQ(backend_->votes.size(), 2U) << "one vote in each step";
   averages_->release();
   EXPECT_EQ(backend_->sizes.size(), 20U);
 }
 
-TEST_F(AveragesByHand, ARestartWaitsForTheWord) {
-  backend_->holds_words = true;
+TEST_F(ManualAverages, RestartWaitsForFractionVote) {
+  backend_->holds_votes = true;
   averages_->add(bucket(5));
   averages_->release();
   end(1);
   averages_->take_finished(true);
   auto restart = std::async(std::launch::async, [&] { averages_->restart(); });
   EXPECT_EQ(restart.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-  backend_->words[0].fill_(0.5);
-  backend_->end_word();
+  backend_->votes[0].fill_(0.5);
+  backend_->end_vote();
   restart.get();
   EXPECT_EQ(averages_->backward_fraction(), 0.5);
 }
 
-TEST(FirstShare, GrowsWhereTheWireWasIdleAndShrinksWithABacklog) {
-  // 60 of 100 bytes in 3 s, so that 0.1 s are worth 2 bytes; half of what is missing, and no more than a sixteenth.
+TEST(FirstShare, GrowsWithIdleWireAndShrinksWithBacklog) {
+  // 60 of 100 bytes took 3 s, so 0.1 s are worth 2 bytes. The fraction changes by half of that, and by at most a sixteenth.
   EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 0.1, 0.2}), 0.61);
   EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 1, 0.2}), 0.6 + 1.0 / 16);
   EXPECT_DOUBLE_EQ(better_share(0.6, {100, 56, 4, 3, 0, 0.2}), 0.58);
   EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0, 0.2}), 0.6 - 1.0 / 16);
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0, 0.05}), 0.6) << "the wire is what limits";
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0, 0.05}), 0.6) << "the wire is the limit";
   EXPECT_DOUBLE_EQ(better_share(1, {100, 90, 0, 3, 3, 0.2}), 1);
   EXPECT_DOUBLE_EQ(better_share(0.125, {100, 10, 2, 3, 0, 0.2}), 0.125);
   EXPECT_DOUBLE_EQ(better_share(0.6, {0, 0, 0, 0, 1, 1}), 0.6) << "nothing was sent";
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 0, 0, 0, 1, 1}), 0.6) << "nothing tells how fast the wire is";
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 0, 0, 0, 1, 1}), 0.6) << "the rate of the wire is unknown";
 }
 
-TEST(FirstShare, TheWireIsBusyWhileAnythingIsUnderWay) {
+TEST(FirstShare, WireIsBusyWhileAnyPieceIsInFlight) {
   const auto at = [](int s) { return WireWatch::Time{} + std::chrono::seconds(100 + s); };
   WireWatch watch;
   watch.begin(at(0));
@@ -210,28 +211,28 @@ TEST(FirstShare, TheWireIsBusyWhileAnythingIsUnderWay) {
   EXPECT_DOUBLE_EQ(seen.busy_s, 5);
   EXPECT_DOUBLE_EQ(seen.idle_s, 3);
   EXPECT_DOUBLE_EQ(seen.spare_share, 0.5);
-  EXPECT_EQ(watch.begin(at(20)).bytes, 0) << "a step of its own";
+  EXPECT_EQ(watch.begin(at(20)).bytes, 0) << "a new step begins with 0";
 }
 
-TEST_F(AveragesByHand, LargeBucketsGoInLongerPieces) {
+TEST_F(ManualAverages, LargeBucketsUseLongerPieces) {
   averages_ = std::make_unique<Averages>(group_, kScale, 2, kPieceBytes, 5 * kPieceBytes / 2);
-  averages_->add(bucket(40));  // quarters of no more than a piece
+  averages_->add(bucket(40));  // quarters, at most a piece long
   end(2);
   averages_->add(bucket(80));  // quarters
   end(3);
-  averages_->add(bucket(4000));  // of quarters no more than the longest
+  averages_->add(bucket(4000));  // at most the longest piece
   end(2);
-  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 20, 20, 20, 25, 25, 25})) << "the last of each is held";
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 20, 20, 20, 25, 25, 25})) << "the last piece of each bucket is deferred";
 }
 
-TEST_F(AveragesByHand, EveryElementIsScaledOnce) {
+TEST_F(ManualAverages, EveryElementIsScaledOnce) {
   at::Tensor values = at::arange(95, at::kFloat);
   averages_->add(values);
   averages_->release();
   EXPECT_TRUE(values.equal(at::arange(95, at::kFloat) * kScale));
 }
 
-TEST_F(AveragesByHand, PiecesMayEndAtOnce) {
+TEST_F(ManualAverages, PiecesMayEndInsideOfTheCall) {
   backend_->at_once = true;
   averages_->add(bucket(95));
   averages_->add(bucket(5));
@@ -240,25 +241,25 @@ TEST_F(AveragesByHand, PiecesMayEndAtOnce) {
   EXPECT_EQ(averages_->take_finished(true).size(), 11U);
 }
 
-TEST_F(AveragesByHand, AFailureWakesWhoWaitsAndStays) {
+TEST_F(ManualAverages, FailureWakesWaiterAndPersists) {
   averages_->add(bucket(100));
   auto waiter = std::async(std::launch::async, [&] { return averages_->take_finished(true); });
   backend_->fail();
   EXPECT_THROW(waiter.get(), std::runtime_error);
   backend_->end();
-  EXPECT_EQ(backend_->sizes.size(), 2U) << "nothing starts any more";
+  EXPECT_EQ(backend_->sizes.size(), 2U) << "no piece starts after a failure";
   EXPECT_THROW(averages_->take_finished(true), std::runtime_error);
   averages_->restart();
   EXPECT_THROW(averages_->add(bucket(1)), std::runtime_error);
 }
 
-TEST_F(AveragesByHand, ACallThatIsRefusedIsAFailure) {
+TEST_F(ManualAverages, RefusedCallIsFailure) {
   backend_->refuses = true;
   averages_->add(bucket(1));
   EXPECT_THROW(averages_->take_finished(true), std::runtime_error);
 }
 
-TEST_F(AveragesByHand, NothingStartsAfterTheEnd) {
+TEST_F(ManualAverages, NoPieceStartsAfterDestruction) {
   averages_->add(bucket(100));
   averages_.reset();
   backend_->end();

@@ -1,7 +1,7 @@
-"""What c10d's own tests check of Gloo, checked of this backend: bad calls are refused and leave the group usable; empty tensors; a
-thousand outstanding calls; groups made by their members alone; registration.
+"""The checks of c10d's own tests for Gloo, on this backend: bad calls are refused and leave the group usable; empty tensors; a thousand
+outstanding calls; groups made by their members alone; registration.
 
-Each bad call is also made on a Gloo group of the same process: it must raise the same kind of exception, with the same words."""
+Each bad call is also made on a Gloo group of the same process: it must raise the same kind of exception with a similar message."""
 import re
 from datetime import timedelta
 
@@ -36,8 +36,8 @@ def rooted(kind, root, tensor=0):
 
 
 def bad_calls(rank, size):
-    """Two lists of (what, pattern, call on a backend): of both backends with words of Gloo's message, and of this one. Every rank makes all
-    calls; none may start an operation."""
+    """Two lists of (what, pattern, call on a backend): for both backends, with a pattern from Gloo's message, and for this backend only. Every
+    rank makes all calls; none may start an operation."""
     one, two = torch.ones(1), torch.ones(2)
     other = torch.ones(1, dtype=torch.int64)
     rows = torch.eye(2).to_sparse_csr()
@@ -140,16 +140,16 @@ def raised(call, group):
 
 def refusals(rank, size):
     gloo = backend(dist.new_group(backend="gloo"))
-    asked_of_both, asked_of_shoal = bad_calls(rank, size)
+    for_both, for_shoal = bad_calls(rank, size)
     wrong = []
-    for what, pattern, call in asked_of_both + asked_of_shoal:
+    for what, pattern, call in for_both + for_shoal:
         ours = raised(call, backend())
         if ours is None:
             wrong.append(f"{what}: no error")
             continue
         if not isinstance(ours, ValueError) or not re.search(pattern, str(ours).lower()):
             wrong.append(f"{what}: {type(ours).__name__}, no match of {pattern!r} in {ours}")
-    for what, pattern, call in asked_of_both:
+    for what, pattern, call in for_both:
         theirs = raised(call, gloo)
         # Gloo accepts several tensors a rank of one size; and some of its checks are internal ones, with RuntimeError.
         if theirs is not None and not isinstance(theirs, (ValueError, RuntimeError)):
@@ -159,11 +159,11 @@ def refusals(rank, size):
     check(not wrong, "\n".join(wrong))
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
-    check(torch.equal(tensor, torch.full((3,), float(size))), "the group is as usable as before")
+    check(torch.equal(tensor, torch.full((3,), float(size))), "the group is still usable")
 
 
-def refusals_of_the_front(rank, size):
-    """Calls that torch.distributed itself refuses reach no backend, nor do calls on a group without this rank."""
+def refusals_by_torch(rank, size):
+    """Calls that torch.distributed refuses, and calls on a group without this rank, do not reach the backend."""
     one = torch.ones(1)
     pair = dist.new_group([0, 1])
     if rank == 2:
@@ -179,7 +179,7 @@ def refusals_of_the_front(rank, size):
     expect(TypeError, "timedelta", lambda: dist.new_group(timeout=-1))
     expect(ValueError, "new_group: .*-5000 ms", lambda: dist.new_group(timeout=timedelta(seconds=-5)))
     dist.all_reduce(one)
-    check(one.item() == size, "the group is as usable as before")
+    check(one.item() == size, "the group is still usable")
     world = dist.group.WORLD
     dist.destroy_process_group()
     expect(ValueError, "has not been initialized", lambda: dist.all_reduce(one))
@@ -187,7 +187,7 @@ def refusals_of_the_front(rank, size):
 
 
 def mismatches(rank, size):
-    """Ranks that disagree: each gets an error that names both ranks. Every case has its own group; the error closes that one only."""
+    """Ranks that disagree: each gets an error that names both ranks. Every case has its own group, and the error closes only that group."""
     def tensor(count, dtype=torch.float32):
         return torch.ones(count, dtype=dtype)
 
@@ -229,7 +229,7 @@ def mismatches(rank, size):
                 raise AssertionError(f"{what}, {large}: no error")
     total = tensor(2)
     dist.all_reduce(total)
-    check(torch.equal(total, torch.full((2,), float(size))), "no other group was closed")
+    check(torch.equal(total, torch.full((2,), float(size))), "other groups are still open")
 
 
 def empty(rank, size):
@@ -349,7 +349,7 @@ def made_by_members(rank, size):
 
 
 def made_outside_of_c10d(rank, size):
-    """Two groups with stores of their own, as torchft makes them, one after the other."""
+    """Two groups, one after the other, each with its own store, as torchft makes them."""
     world = dist.distributed_c10d._get_default_store()
     for round_ in range(2):
         group = shoal.process_group(dist.PrefixStore(f"outside{round_}", world), rank, size, timedelta(seconds=20))
@@ -365,17 +365,17 @@ def registered(rank, size):
     check(dist.is_backend_available("shoal") and dist.Backend.SHOAL == "shoal", "the backend is known")
     check(dist.get_backend() == "shoal" and dist.get_backend_config() == "cpu:shoal,cuda:shoal", f"{dist.get_backend_config()}")
     world = dist.group.WORLD
-    check(world._get_backend(torch.device("cuda")) is backend(world), "one group for both kinds of tensors")
+    check(world._get_backend(torch.device("cuda")) is backend(world), "one backend for CPU and CUDA tensors")
     check(dist.distributed_c10d._get_object_coll_device(world) == "cpu", "objects are sent as tensors of the CPU")
     check(dist.Backend.default_device_backend_map["cpu"] == "gloo", "CPU tensors still have Gloo by default")
-    shoal.register()  # once more does nothing
+    shoal.register()  # a second call does nothing
     by_device = dist.new_group(backend="cpu:shoal")
     check(isinstance(backend(by_device), shoal.ProcessGroupShoal), "named by device")
     expect(RuntimeError, "device type cuda", lambda: by_device._get_backend(torch.device("cuda")))
     dist.barrier(group=by_device)
     beside = dist.new_group(backend="cpu:gloo,cuda:shoal")
     check(isinstance(beside._get_backend(torch.device("cuda")), shoal.ProcessGroupShoal), "for CUDA tensors only")
-    check(not isinstance(backend(beside), shoal.ProcessGroupShoal), "CPU tensors have Gloo beside it")
+    check(not isinstance(backend(beside), shoal.ProcessGroupShoal), "CPU tensors use Gloo")
     gathered = [None] * size
     dist.all_gather_object(gathered, rank, group=beside)
     check(gathered == list(range(size)), "objects go over Gloo")
@@ -397,32 +397,32 @@ def broadcast_coalesced(rank, size):
 
 
 @pytest.mark.parametrize("size", (1, 2, 3))
-def test_bad_calls_are_refused_as_gloo_refuses_them(size):
+def test_bad_calls_raise_the_errors_of_gloo(size):
     run_ranks(size, refusals)
 
 
-def test_calls_that_torch_itself_refuses():
-    run_ranks(3, refusals_of_the_front)
+def test_calls_refused_by_torch_do_not_reach_the_backend():
+    run_ranks(3, refusals_by_torch)
 
 
-def test_ranks_that_disagree():
+def test_mismatches_name_both_ranks():
     run_ranks(2, mismatches)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3))
-def test_empty_tensors(size):
+def test_empty_tensors_are_accepted(size):
     run_ranks(size, empty)
 
 
-def test_a_thousand_outstanding():
+def test_a_thousand_calls_can_be_outstanding():
     run_ranks(3, outstanding)
 
 
-def test_messages_of_all_with_all():
+def test_all_pairs_exchange_messages():
     run_ranks(4, all_with_all)
 
 
-def test_barrier_after_calls():
+def test_a_barrier_waits_for_earlier_calls():
     run_ranks(3, barrier_after_calls)
 
 
@@ -430,13 +430,13 @@ def test_broadcast_coalesced():
     run_ranks(2, broadcast_coalesced)
 
 
-def test_made_by_their_members():
+def test_groups_are_made_by_their_members_alone():
     run_ranks(4, made_by_members)
 
 
-def test_made_outside_of_c10d():
+def test_groups_are_made_outside_of_c10d():
     run_ranks(2, made_outside_of_c10d)
 
 
-def test_registration():
+def test_the_backend_is_registered():
     run_ranks(2, registered)

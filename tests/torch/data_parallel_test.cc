@@ -1,4 +1,4 @@
-// DataParallel around modules of the user's own: every option, against one process that sees the whole batch.
+// DataParallel around a user's module: every option, compared with one process that trains on the whole batch.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -29,7 +29,7 @@ constexpr std::int64_t kShare = 4;  // samples of a rank
 constexpr std::uint64_t kSeed = 17;
 constexpr double kTolerance = 1e-5;
 
-/// Nothing of the project: a module as users write it. `second_head` is used only where the body of forward says so.
+/// A user's module without anything of shoal.
 struct TwoHeadsImpl final : nn::Module {
   TwoHeadsImpl()
       : trunk(register_module("trunk", nn::Linear(6, 300))),
@@ -45,7 +45,7 @@ struct TwoHeadsImpl final : nn::Module {
 };
 using TwoHeads = nn::ModuleHolder<TwoHeadsImpl>;
 
-/// The same on every rank and alone; the second head takes part in no gradient unless `both`.
+/// The same model on every rank and in one process; the second head needs no gradient unless `both`.
 TwoHeads make_model(bool both = false) {
   ::torch::manual_seed(kSeed);
   TwoHeads model;
@@ -61,7 +61,7 @@ at::Tensor samples(int ranks) {
 }
 at::Tensor samples_of(int rank, int ranks) { return samples(ranks).narrow(0, rank * kShare, kShare); }
 
-/// A mean over samples, so that the mean over equal shares is that of the whole.
+/// A mean over samples, so that the mean of equal shares is the mean of the whole batch.
 at::Tensor loss_of(const at::Tensor& output) { return output.square().mean(); }
 
 void check(bool right, const std::string& what) {
@@ -99,7 +99,7 @@ Group make_group(const fs::path& folder, int rank, int ranks) {
   return group;
 }
 
-/// Runs `body(group)` on ranks that are processes of their own: torch's threads do not survive a fork, so this one has none.
+/// Forks ranks that run `body(group)`. This process never starts torch's threads, because they would not survive a fork.
 void run_ranks(int ranks, const std::function<void(const Group&)>& body) {
   std::string folder = (fs::temp_directory_path() / "shoal-data-parallel-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -139,12 +139,12 @@ DataParallelOptions with_sgd(DataParallelOptions options, Overlap overlap) {
   return options;
 }
 
-TEST(DataParallel, AnyModuleGetsTheGradientsOfTheWholeBatch) {
+TEST(DataParallel, GradientsAreThoseOfWholeBatch) {
   run_ranks(kRanks, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
     if (rank > 0) {
-      const at::NoGradGuard no_grad;  // the start must come from rank 0
+      const at::NoGradGuard no_grad;  // DataParallel must broadcast rank 0's weights
       for (at::Tensor& parameter : model->parameters()) parameter.add_(1.0);
     }
     ::torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -165,7 +165,7 @@ TEST(DataParallel, AnyModuleGetsTheGradientsOfTheWholeBatch) {
   });
 }
 
-TEST(DataParallel, BuffersFollowRank0OrNot) {
+TEST(DataParallel, BroadcastBuffersIsOptional) {
   run_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     for (const bool follow : {true, false}) {
@@ -175,7 +175,7 @@ TEST(DataParallel, BuffersFollowRank0OrNot) {
       options.broadcast_buffers = follow;
       DataParallel parallel(*model, group, options);
       check(model->buffers()[0].item<std::int64_t>() == 100, "the start is rank 0's");
-      // Rank r sees (r + 1) * 4 samples; what counts is rank 0's 4, unless every rank counts for itself.
+      // Rank r counts (r + 1) * 4 samples in its own buffer; with broadcast_buffers rank 0's 4 count on all ranks.
       for (int step = 0; step < 3; ++step) {
         loss_of(parallel.forward([&] { return model->forward(samples(rank + 1)); })).backward();
       }
@@ -186,13 +186,13 @@ TEST(DataParallel, BuffersFollowRank0OrNot) {
   });
 }
 
-TEST(DataParallel, NoSyncAddsUpSmallBatchesToOneBigBatch) {
+TEST(DataParallel, NoSyncAccumulatesGradients) {
   run_ranks(kRanks, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
     DataParallel parallel(*model, group, small_buckets());
     const at::Tensor mine = samples_of(rank, kRanks);
-    // Twice without a loss of its own: before the buckets are sorted, and after.
+    // Several rounds, because the buckets are sorted after the first backward.
     for (int round = 0; round < 3; ++round) {
       parallel.clear_gradients();
       {
@@ -205,7 +205,7 @@ TEST(DataParallel, NoSyncAddsUpSmallBatchesToOneBigBatch) {
       }
       TwoHeads local = make_model();
       (loss_of(local->forward(mine.narrow(0, 0, 2))) / 2).backward();
-      check_gradients(*model, *local);  // nothing of the other ranks yet
+      check_gradients(*model, *local);  // without the gradients of other ranks
       (loss_of(parallel.forward([&] { return model->forward(mine.narrow(0, 2, 2)); })) / 2).backward();
       TwoHeads alone = make_model();
       loss_of(alone->forward(samples(kRanks))).backward();
@@ -214,7 +214,7 @@ TEST(DataParallel, NoSyncAddsUpSmallBatchesToOneBigBatch) {
   });
 }
 
-TEST(DataParallel, NoSyncGoesWithUpdatesBesideTheNextForward) {
+TEST(DataParallel, NoSyncWorksWithNextForwardOverlap) {
   run_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
@@ -240,7 +240,7 @@ TEST(DataParallel, NoSyncGoesWithUpdatesBesideTheNextForward) {
   });
 }
 
-TEST(DataParallel, EvaluationAndForwardsWithoutGradientChangeNothing) {
+TEST(DataParallel, EvaluationDoesNotChangeGradients) {
   run_ranks(2, [](const Group& group) {
     TwoHeads model = make_model();
     DataParallel parallel(*model, group, small_buckets());
@@ -250,7 +250,7 @@ TEST(DataParallel, EvaluationAndForwardsWithoutGradientChangeNothing) {
       model->eval();
       {
         const at::NoGradGuard no_grad;
-        // Not on all ranks: an evaluation is nobody else's business.
+        // On rank 0 only, because an evaluation needs no other rank.
         if (group->getRank() == 0) parallel.forward([&] { return model->forward(samples(2)); });
       }
       model->train();
@@ -261,7 +261,7 @@ TEST(DataParallel, EvaluationAndForwardsWithoutGradientChangeNothing) {
   });
 }
 
-TEST(DataParallel, GradientsAreViewsOfTheBucketsOrNot) {
+TEST(DataParallel, GradientAsBucketViewIsOptional) {
   run_ranks(2, [](const Group& group) {
     for (const bool views : {true, false}) {
       TwoHeads model = make_model();
@@ -298,7 +298,7 @@ TEST(DataParallel, Bf16CompressionSendsBfloat16) {
   });
 }
 
-TEST(DataParallel, AHookSeesEveryBucketAndItsFailureEndsBackward) {
+TEST(DataParallel, HookGetsEveryBucketAndItsFailureEndsBackward) {
   run_ranks(2, [](const Group& group) {
     TwoHeads model = make_model();
     std::size_t elements = 0;
@@ -308,7 +308,7 @@ TEST(DataParallel, AHookSeesEveryBucketAndItsFailureEndsBackward) {
       elements += static_cast<std::size_t>(bucket.getBuffer().numel());
       auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
       if (fails) {
-        future->setError(std::make_exception_ptr(std::runtime_error("the hook gave up")));
+        future->setError(std::make_exception_ptr(std::runtime_error("the hook failed")));
       } else {
         future->markCompleted(bucket.getBuffer().fill_(ranks->getSize()));
       }
@@ -324,11 +324,11 @@ TEST(DataParallel, AHookSeesEveryBucketAndItsFailureEndsBackward) {
     }
     fails = true;
     const at::Tensor loss = loss_of(parallel.forward([&] { return model->forward(samples_of(group->getRank(), 2)); }));
-    check_throws<std::exception>([&] { loss.backward(); }, {"the hook gave up"});
+    check_throws<std::exception>([&] { loss.backward(); }, {"the hook failed"});
   });
 }
 
-TEST(DataParallel, FindsParametersThatGotNoGradientHereOrAnywhere) {
+TEST(DataParallel, UnusedParametersAreFound) {
   run_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model(/*both=*/true);
@@ -337,7 +337,7 @@ TEST(DataParallel, FindsParametersThatGotNoGradientHereOrAnywhere) {
     DataParallel parallel(*model, group, options);
     const auto step = [&](bool second) {
       parallel.clear_gradients();
-      auto outputs = parallel.forward([&] {  // a pair is looked into as well
+      auto outputs = parallel.forward([&] {  // the tensors of a pair are found, too
         return std::pair<at::Tensor, at::Tensor>(model->forward(samples_of(rank, 2), second), at::zeros({1}));
       });
       loss_of(outputs.first).backward();
@@ -348,7 +348,7 @@ TEST(DataParallel, FindsParametersThatGotNoGradientHereOrAnywhere) {
       ((loss_of(alone->forward(samples_of(0, 2))) + loss_of(alone->forward(samples_of(1, 2), true))) / 2).backward();
       check_gradients(*model, *alone);
       step(/*second=*/false);  // on both
-      check(!model->second_head->weight.grad().defined(), "used by nobody, no gradient");
+      check(!model->second_head->weight.grad().defined(), "a head that no rank used has no gradient");
       check(model->head->weight.grad().defined(), "the other head has one");
     }
     parallel.before_forward();
@@ -359,7 +359,7 @@ TEST(DataParallel, FindsParametersThatGotNoGradientHereOrAnywhere) {
   });
 }
 
-TEST(DataParallel, SaysThatAParameterGotNoGradient) {
+TEST(DataParallel, MissingGradientIsReported) {
   run_ranks(2, [](const Group& group) {
     TwoHeads model = make_model(/*both=*/true);
     DataParallel parallel(*model, group);
@@ -368,11 +368,11 @@ TEST(DataParallel, SaysThatAParameterGotNoGradient) {
     };
     step();
     check_throws<std::exception>(
-        step, {"did not receive grad for rank " + std::to_string(group->getRank()) + ": 4 5"});  // in c10d's words
+        step, {"did not receive grad for rank " + std::to_string(group->getRank()) + ": 4 5"});  // text of c10d
   });
 }
 
-TEST(DataParallel, RefusesWhatCannotWork) {
+TEST(DataParallel, InvalidOptionsAreRefused) {
   run_ranks(1, [](const Group& group) {
     TwoHeads model = make_model();
     DataParallelOptions hook = with_sgd({}, Overlap::next_forward);

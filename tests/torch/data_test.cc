@@ -54,7 +54,7 @@ using FashionMnist = Folder;
 using Locate = Folder;
 using Official = Folder;
 
-TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
+TEST_F(Cifar10, ReaderReturnsFilesInOrder) {
   std::string first(3073, '\0');
   first[0] = 7;
   first[1] = static_cast<char>(255);                // red, row 0, column 0
@@ -74,7 +74,7 @@ TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
   EXPECT_EQ(read_cifar10(path_.string(), Split::test)->size(), 1U);
 }
 
-TEST_F(Cifar10, RefusesTruncatedCorruptEmptyAndMissingFiles) {
+TEST_F(Cifar10, ReaderRefusesBadFiles) {
   expect_error(read_cifar10(path_.string(), Split::test), StatusCode::not_found, "test_batch.bin");
   write("test_batch.bin", std::string(3072, '\0'));
   expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "test_batch.bin", "3072", "3073");
@@ -87,7 +87,7 @@ TEST_F(Cifar10, RefusesTruncatedCorruptEmptyAndMissingFiles) {
   expect_error(read_cifar10(path_.string(), Split::train), StatusCode::invalid_argument, "data_batch_2.bin");
 }
 
-TEST_F(FashionMnist, ReadsWhatWasWritten) {
+TEST_F(FashionMnist, ReaderReturnsWrittenData) {
   const Dataset made = make_synthetic(25, 1, 28, 3);
   ASSERT_TRUE(write_fashion_mnist(made, path_.string(), Split::train).ok());
   const Result<Dataset> read = read_fashion_mnist(path_.string(), Split::train);
@@ -97,7 +97,7 @@ TEST_F(FashionMnist, ReadsWhatWasWritten) {
   EXPECT_EQ(read->channels, 1);
 }
 
-TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
+TEST_F(FashionMnist, ReaderRefusesBadFiles) {
   const std::string folder = path_.string();
   expect_error(read_fashion_mnist(folder, Split::test), StatusCode::not_found, "t10k-images");
   ASSERT_TRUE(write_fashion_mnist(make_synthetic(10, 1, 28, 3), folder, Split::test).ok());
@@ -132,7 +132,7 @@ TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
   expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "dimension 0");
 }
 
-TEST_F(FashionMnist, RefusesLabelsThatDoNotFit) {
+TEST_F(FashionMnist, ReaderRefusesBadLabels) {
   const std::string folder = path_.string();
   ASSERT_TRUE(write_fashion_mnist(make_synthetic(10, 1, 28, 3), folder, Split::train).ok());
   const std::string labels = "train-labels-idx1-ubyte";
@@ -144,7 +144,7 @@ TEST_F(FashionMnist, RefusesLabelsThatDoNotFit) {
   expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "label 9", "10");
 }
 
-TEST_F(Official, Md5IsThatOfRfc1321) {
+TEST_F(Official, Md5MatchesRfc1321) {
   write("empty", "");
   write("digest", "message digest");
   write("long", std::string(200'000, 'a'));
@@ -154,30 +154,30 @@ TEST_F(Official, Md5IsThatOfRfc1321) {
   EXPECT_EQ(md5_of_file((path_ / "missing").string()).status().code(), StatusCode::not_found);
 }
 
-TEST_F(Official, TellsOfficialFilesFromOthersAndFromDamagedOnes) {
+TEST_F(Official, OtherAndDamagedFilesAreDetected) {
   const std::vector<OfficialFile> files{{"a", 14, "f96b697d7cb7938d525a2f31aaf161d0"},
                                         {"b", 0, "d41d8cd98f00b204e9800998ecf8427e"}};
   const auto check = [&] { return holds_official(path_.string(), files); };
   write("a", "message digest");
-  EXPECT_FALSE(check().value()) << "one is missing";
+  EXPECT_FALSE(check().value()) << "b is missing";
   write("b", "");
   EXPECT_TRUE(check().value());
   write("b", "other");
-  EXPECT_FALSE(check().value()) << "one has another size";
+  EXPECT_FALSE(check().value()) << "b has another size";
   write("a", "message digesT");
   EXPECT_EQ(check().status().code(), StatusCode::invalid_argument);
   EXPECT_TRUE(mentions(check().status().message(), "MD5", files[0].md5)) << check().status().message();
 }
 
-TEST_F(Official, DamageIsFoundBeforeTraining) {
+TEST_F(Official, DamageIsDetectedBeforeTraining) {
   const Dataset images = make_synthetic(20, 1, 28, 1);
   ASSERT_TRUE(write_fashion_mnist(images, path_.string(), Split::train).ok());
   ASSERT_TRUE(write_fashion_mnist(images, path_.string(), Split::test).ok());
   const Result<Located> others = locate("fashion_mnist", path_.string());
   ASSERT_TRUE(others.ok()) << others.status().to_string();
-  EXPECT_FALSE(mentions(others->origin, "MD5")) << "they are not the official ones: " << others->origin;
+  EXPECT_FALSE(mentions(others->origin, "MD5")) << "these are not the official files: " << others->origin;
   EXPECT_EQ(others->kind, Kind::other);
-  // gzip ignores what follows, so the reader finds nothing wrong.
+  // gzip ignores trailing bytes, so the reader would accept the file.
   std::string labels = content("t10k-labels-idx1-ubyte.gz");
   labels.resize(official_fashion_mnist()[3].bytes);
   write("t10k-labels-idx1-ubyte.gz", labels);
@@ -186,7 +186,7 @@ TEST_F(Official, DamageIsFoundBeforeTraining) {
   EXPECT_NE(damaged.status().message().find("MD5"), std::string::npos) << damaged.status().to_string();
 }
 
-TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {
+TEST_F(Locate, UserFolderMustHoldData) {
   const Result<Located> none = locate("cifar10", path_.string());
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), StatusCode::not_found);
@@ -203,7 +203,7 @@ TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {
   EXPECT_EQ(locate("imagenet", std::nullopt).status().code(), StatusCode::invalid_argument);
 }
 
-TEST(Located, IsToldInWords) {
+TEST(Located, DescriptionNamesDataAndCounts) {
   Located whole;
   whole.train.name = "cifar10";
   whole.kind = Kind::official;
@@ -213,7 +213,7 @@ TEST(Located, IsToldInWords) {
   EXPECT_STREQ(name_of(whole.kind), "official");
 }
 
-TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
+TEST_F(Locate, SyntheticDataIsNamedAndMadeOnce) {
   setenv("XDG_CACHE_HOME", path_.c_str(), 1);
   const Result<Located> made = locate("synthetic", std::nullopt);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
@@ -230,7 +230,7 @@ TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
   unsetenv("XDG_CACHE_HOME");
 }
 
-TEST(Synthetic, HasTheClassesOfEachSplitInCommonAndIsRepeatable) {
+TEST(Synthetic, DataIsRepeatableAndHasAllClasses) {
   const Dataset a = make_synthetic(200, 3, 32, 1);
   EXPECT_EQ(a.pixels, make_synthetic(200, 3, 32, 1).pixels);
   EXPECT_NE(a.pixels, make_synthetic(200, 3, 32, 2).pixels);
@@ -257,7 +257,7 @@ std::vector<float> rendered(const Augmentation& augmentation) {
   return output;
 }
 
-TEST(Augment, ShiftsMirrorsAndPadsWithBlack) {
+TEST(Augment, ShiftMirrorAndPaddingAreRight) {
   EXPECT_EQ(rendered({}), (std::vector<float>{10, 20, 30, 40, 50, 60}));
   EXPECT_EQ(rendered({.mirror = true}), (std::vector<float>{30, 20, 10, 60, 50, 40}));
   EXPECT_EQ(rendered({.shift_rows = 1}), (std::vector<float>{40, 50, 60, 0, 0, 0}));
@@ -265,7 +265,7 @@ TEST(Augment, ShiftsMirrorsAndPadsWithBlack) {
   EXPECT_EQ(rendered({.shift_columns = 1, .mirror = true}), (std::vector<float>{0, 30, 20, 0, 60, 50}));
 }
 
-TEST(Augment, DrawsEveryShiftAndBothSides) {
+TEST(Augment, EveryShiftAndSideIsDrawn) {
   std::set<int> rows, columns;
   int mirrored = 0;
   for (std::uint64_t sample = 0; sample < 1000; ++sample) {
@@ -280,7 +280,7 @@ TEST(Augment, DrawsEveryShiftAndBothSides) {
   EXPECT_LT(mirrored, 600);
 }
 
-TEST(Loader, GivesOutTheOrderInBatchesAndTheSameHoweverManyWorkersThereAre) {
+TEST(Loader, BatchesDoNotDependOnWorkers) {
   const Dataset images = make_synthetic(50, 3, 8, 1);
   const LoaderOptions options{
       .order = distributed_order(50, 1, 2, true, 4, 0), .batch = 4, .augment = true, .seed = 4, .epoch = 0};
@@ -303,8 +303,8 @@ TEST(Loader, GivesOutTheOrderInBatchesAndTheSameHoweverManyWorkersThereAre) {
   EXPECT_FALSE(loader.next().has_value());
 }
 
-// Else a training on more ranks would be another one, and a resumed one too.
-TEST(Loader, AugmentsAnImageAlikeHoweverManyRanksThereAre) {
+// Otherwise trainings on more ranks, and resumed trainings, would differ.
+TEST(Loader, AugmentationDoesNotDependOnRanks) {
   constexpr std::size_t kImages = 36;
   const Dataset images = make_synthetic(kImages, 3, 8, 1);
   const auto seen = [&](int ranks, std::uint64_t epoch) {
@@ -333,7 +333,7 @@ TEST(Loader, AugmentsAnImageAlikeHoweverManyRanksThereAre) {
   EXPECT_NE(seen(1, 4), alone) << "another epoch";
 }
 
-TEST(Loader, EndsEarlyWithoutBeingAsked) {
+TEST(Loader, LoaderCanBeDestroyedEarly) {
   const Dataset images = make_synthetic(100, 3, 8, 1);
   Loader loader(images, {.order = distributed_order(100, 0, 1, false, 0, 0), .batch = 1, .workers = 3});
   EXPECT_EQ(loader.next()->labels.front(), images.labels[0]);

@@ -1,5 +1,5 @@
-"""DistributedDataParallel over the backend "shoal" trains as one process does: buckets, unused and sparse gradients, c10d's reducer by
-itself, communication hooks of the user and of PyTorch."""
+"""DistributedDataParallel over the backend "shoal" gives the weights of one process: buckets, unused and sparse gradients, c10d's Reducer
+alone, communication hooks of the user and of PyTorch."""
 import re
 import time
 
@@ -44,14 +44,14 @@ def train_as_rank(rank, size, options):
     if rank > 0:
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(1)  # DDP must take the start from rank 0
+                parameter.add_(1)  # DDP must broadcast rank 0's weights
     part = IMAGES // size
     train(DistributedDataParallel(model, **options), slice(rank * part, (rank + 1) * part))
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
 class TwoHeads(torch.nn.Module):
-    """The loss may ignore the result of the second head, and the graph its parameters."""
+    """A network with two heads, of which the second one may be unused."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ def inputs(rank, size, step):
 
 
 def ignored_output(rank, size):
-    """The head of an ignored result gets no gradient; all other gradients are those of one process."""
+    """An unused head gets no gradient; all other gradients are those of one process."""
     for both, options in ((True, {"find_unused_parameters": True}), (False, {"find_unused_parameters": True}), (True, {})):
         model = DistributedDataParallel(TwoHeads(), **options)
         alone = TwoHeads()
@@ -112,7 +112,7 @@ def sparse_gradients(rank, size, as_view):
 
 
 def hooks(rank, size):
-    """Hooks that chain callbacks, a hook that waits in a callback, a hook without a future, and values that may not be a hook."""
+    """Hooks that chain callbacks, a hook that waits in a callback, a hook without a future, and invalid hooks."""
     share = inputs(rank, size, 0)
     alone = TwoHeads()
     alone(inputs(0, 1, 0), True)[0].square().mean().backward()
@@ -123,14 +123,14 @@ def hooks(rank, size):
         return future.then(lambda done: done.value()[0] / size).then(lambda done: done.value() * 1)
 
     def waiting(state, bucket):
-        """The mean, by way of two more calls for which the callback of the first one waits."""
+        """Computes the mean with two more calls, for which the callback of the first call waits."""
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
 
         def again(done):
             mean = done.value()[0] / size
             whole = dist.all_reduce(mean.clone(), async_op=True).get_future().wait()[0]
             other = mean.clone()
-            dist.all_reduce(other)  # and one that blocks
+            dist.all_reduce(other)  # a blocking call
             return 2 * mean - (whole + other) / (2 * size)
 
         return future.then(again)
@@ -157,7 +157,7 @@ def hooks(rank, size):
 
 
 def compressed(rank, size):
-    """PowerSGD, whose callbacks wait for two further calls in turn: the losses, and the weights at the end."""
+    """PowerSGD, whose callbacks wait for two more calls. Returns the losses and the final weights."""
     torch.manual_seed(SEED)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.ReLU(), torch.nn.Linear(24, 4)))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
@@ -175,7 +175,7 @@ def compressed(rank, size):
 
 
 def reducer(rank, size):
-    """c10d's Reducer by itself: one bucket, and a bucket for each type."""
+    """c10d's Reducer without DDP: one bucket, and a bucket for each type."""
     for per_type in (False, True):
         model = TwoHeads()
         if per_type:
@@ -199,8 +199,8 @@ def reducer(rank, size):
 
 
 def other_buckets(rank, size):
-    """(error message, seconds) where the last rank has smaller buckets. With unused parameters DDP keeps its first buckets; otherwise all
-    ranks would take those of rank 0 after the first step."""
+    """(error message, seconds) with smaller buckets on the last rank. find_unused_parameters keeps DDP's first buckets; otherwise all ranks
+    would take those of rank 0 after the first step."""
     options = {"bucket_cap_mb": 0.01} if rank == size - 1 else {}
     model = DistributedDataParallel(network(), find_unused_parameters=True, **options)
     images, labels = batches()[0]
@@ -211,7 +211,7 @@ def other_buckets(rank, size):
         loss.backward()
     except RuntimeError as error:
         return str(error), time.monotonic() - start
-    raise AssertionError("gradients of other layouts were summed")
+    raise AssertionError("gradients of different layouts were summed")
 
 
 def check_training(size, **options):
@@ -256,12 +256,12 @@ def test_reducer():
     run_ranks(3, reducer)
 
 
-def test_hooks():
+def test_communication_hooks():
     run_ranks(2, hooks)
 
 
 @pytest.mark.parametrize("size", (2, 3))
-def test_buckets_that_differ(size):
+def test_different_buckets_are_a_mismatch(size):
     for message, seconds in run_ranks(size, other_buckets):
         calls = set(re.findall(r"all_reduce float64 x \d+", message))
         assert len(calls) == 2, f"not the two calls that differ: {message}"
@@ -270,8 +270,8 @@ def test_buckets_that_differ(size):
         assert seconds < 1
 
 
-def test_powersgd():
-    """It trains, and leaves the same weights on every rank."""
+def test_powersgd_trains_equal_weights():
+    """The loss falls, and all ranks have the same weights."""
     ours = run_ranks(2, compressed)
     for losses, _ in ours:
         assert losses[-1] < 0.8 * losses[0]

@@ -1,5 +1,4 @@
-// Every collective with a root or with uneven shares, and those from all to all, on streams: the same bits as through host
-// memory.
+// On streams, the collectives with a root, with uneven shares, and all_to_all give the same bits as through host memory.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -21,30 +20,30 @@ using namespace std::chrono_literals;
 class DeviceCalls : public StreamRanks {};
 
 enum class Layout {
-  chunks,  ///< the tensors of a list are pieces of one
-  apart,   ///< each has memory of its own
-  holes,   ///< and nothing lies between its rows that may be touched
+  chunks,  ///< the tensors of a list are parts of one tensor
+  apart,   ///< each tensor has its own memory
+  holes,   ///< each has its own memory, with gaps between the rows that no call may write
 };
 
-/// Makes the tensors of one call, and keeps those that can be looked at afterwards.
+/// Makes the tensors of one call, and keeps those that the test compares afterwards.
 struct Arguments {
   const Rank& self;
   at::ScalarType type = at::kFloat;
   Layout layout = Layout::chunks;
   std::int64_t unit = 25;  ///< rows of the smallest share that is not empty
   int root = 0;
-  Tensors seen = {};  ///< whatever the call may write to, and what lies around it
+  Tensors seen = {};  ///< the memory of outputs, with the gaps
 
   [[nodiscard]] bool is_root() const { return self.rank == root; }
-  /// Rows that rank `from` has for rank `to`: none for some.
+  /// Rows that rank `from` sends to rank `to`; 0 for some pairs.
   [[nodiscard]] std::int64_t rows(int from, int to) const { return (3 * from + 2 * to + 1) % 4 * unit; }
 
   Tensors inputs(int number, const std::vector<std::int64_t>& rows) const { return tensors(number, rows, nullptr); }
   Tensor input(int number, std::int64_t rows) const { return inputs(number, {rows})[0]; }
-  /// They hold what no call gives.
+  /// Outputs, filled with values that no call returns.
   Tensors outputs(const std::vector<std::int64_t>& rows) { return tensors(-1, rows, &seen); }
   Tensor output(std::int64_t rows) { return outputs({rows})[0]; }
-  /// Both at once.
+  /// A tensor that is input and output.
   Tensor in_place(int number, std::int64_t rows) { return tensors(number, {rows}, &seen)[0]; }
 
  private:
@@ -161,7 +160,8 @@ std::string describe(const Kind& kind, const Arguments& with) {
          std::to_string(with.unit) + ", rank " + std::to_string(with.self.rank);
 }
 
-/// One call by both ways. What the call on streams reads is given back at once, and overwritten by the fake.
+/// Makes one call through host memory and one on streams, and compares. Inputs on streams are freed at once, and the fake
+/// device overwrites freed memory.
 void expect_same_both_ways(const Kind& kind, const Group& host, const Arguments& with) {
   Arguments by_host = with, there = with;
   const Work through_host = kind.call(*host, by_host);
@@ -173,11 +173,11 @@ void expect_same_both_ways(const Kind& kind, const Group& host, const Arguments&
   expect_same(there, by_host, describe(kind, with));
 }
 
-TEST_F(DeviceCalls, GiveWhatTheyGiveThroughHostMemory) {
+TEST_F(DeviceCalls, ResultsMatchPathThroughHostMemory) {
   const at::ScalarType types[] = {at::kFloat, at::kDouble,       at::kHalf, at::kBFloat16, at::kLong,
                                   at::kByte,  at::kComplexFloat, at::kBool, at::kFloat};
   for (const int size : {2, 3, 4}) {
-    fake::cuda_behaviour().exports_memory = size != 3;  // else through the host's tiles
+    fake::cuda_behaviour().exports_memory = size != 3;  // false: calls use tiles in host memory
     on_ranks(size, [&](const Rank& self) {
       const Group host = group_beside(self, Path::host_memory);
       int number = self.size;
@@ -193,8 +193,8 @@ TEST_F(DeviceCalls, GiveWhatTheyGiveThroughHostMemory) {
   }
 }
 
-/// Counted by hand, as both ways have their arguments from one place.
-TEST_F(DeviceCalls, GiveEveryRankItsOwnRows) {
+/// Computes the expected rows without Arguments, which both paths of the other tests share.
+TEST_F(DeviceCalls, UnevenSharesReachTheirRanks) {
   on_ranks(4, [](const Rank& self) {
     Arguments with{.self = self, .unit = 2};
     const auto rows_of = [&](int rank) { return all_rows(with, [&](int to) { return with.rows(rank, to); }); };
@@ -216,7 +216,7 @@ TEST_F(DeviceCalls, GiveEveryRankItsOwnRows) {
     self.group->alltoall_base(output, input, taken, given)->wait();
     expect_equal(output, at::cat(wanted), "all_to_all_single");
 
-    // The shares of a reduce_scatter are those that rank 0 has for the others.
+    // The shares of reduce_scatter are the rows of rank 0.
     Tensors share{self.output({with.rows(0, self.rank)})};
     Lists inputs(1);
     for (int to = 0; to < self.size; ++to) inputs[0].push_back(self.mine(to, with.rows(0, to)));
@@ -225,8 +225,8 @@ TEST_F(DeviceCalls, GiveEveryRankItsOwnRows) {
   });
 }
 
-/// What goes to the root is a copy here.
-TEST_F(DeviceCalls, AReductionLeavesTheOthersTensorsAlone) {
+/// The tensors of other ranks are sent as copies.
+TEST_F(DeviceCalls, ReduceChangesTensorOfRootOnly) {
   on_ranks(3, [](const Rank& self) {
     for (const std::int64_t step : {1, 2}) {
       const Tensor memory = self.mine(0, step * kCount);
@@ -244,7 +244,7 @@ TEST_F(DeviceCalls, AReductionLeavesTheOthersTensorsAlone) {
   });
 }
 
-TEST_F(DeviceCalls, TakeLargeAndEmptyTensors) {
+TEST_F(DeviceCalls, LargeAndEmptyTensorsWork) {
   for (const int size : {1, 3}) {
     fake::set_seed(300U * static_cast<std::uint32_t>(size));
     on_ranks(size, [](const Rank& self) {
@@ -261,7 +261,7 @@ TEST_F(DeviceCalls, TakeLargeAndEmptyTensors) {
   }
 }
 
-TEST_F(DeviceCalls, ReturnBeforeTheOtherRanksCome) {
+TEST_F(DeviceCalls, CallsReturnBeforePeersCall) {
   std::atomic<bool> called{false};
   on_ranks(2, [&](const Rank& self) {
     self.group->eagerConnectSingleDevice(fake::device(self.rank));
@@ -283,8 +283,8 @@ TEST_F(DeviceCalls, ReturnBeforeTheOtherRanksCome) {
   });
 }
 
-/// Many in flight, over two groups of one device and in blocks; memory is given back while they are.
-TEST_F(DeviceCalls, OverlapInSeveralGroupsAndInBlocks) {
+/// Many calls in flight, in two groups of one device and in blocks; memory is freed meanwhile.
+TEST_F(DeviceCalls, CallsOverlapInGroupsAndBlocks) {
   for (const std::uint32_t seed : {1U, 2U, 3U}) {
     fake::set_seed(500 * seed);
     on_ranks(3, [seed](const Rank& self) {
@@ -321,7 +321,7 @@ TEST_F(DeviceCalls, OverlapInSeveralGroupsAndInBlocks) {
   }
 }
 
-TEST_F(DeviceCalls, FailWhereARankGivesUp) {
+TEST_F(DeviceCalls, CallsFailIfPeerAborts) {
   for (const Kind& kind : kinds()) {
     std::atomic<bool> in_flight{false};
     on_ranks(2, [&](const Rank& self) {
@@ -338,14 +338,14 @@ TEST_F(DeviceCalls, FailWhereARankGivesUp) {
       const std::string message = message_of<c10::DistBackendError>([&] { work->wait(20s); });
       EXPECT_TRUE(testing::mentions(message, "shoal " + std::string(kind.name), "aborted")) << message;
       EXPECT_FALSE(work->isSuccess());
-      device_guard().synchronizeStream(current_stream(0));  // comes to an end
+      device_guard().synchronizeStream(current_stream(0));  // must not hang
       const std::string later = message_of<c10::DistBackendError>([&] { kind.call(*self.group, with); });
       EXPECT_TRUE(testing::mentions(later, "aborted")) << later;
     });
   }
 }
 
-TEST_F(DeviceCalls, SplitsThatDoNotMatchAreAnError) {
+TEST_F(DeviceCalls, DifferentSplitsAreMismatch) {
   on_ranks(2, [](const Rank& self) {
     // Rank 0 has three rows for rank 1, which expects two.
     std::vector<std::int64_t> given = self.rank == 0 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{1, 2};
@@ -359,7 +359,7 @@ TEST_F(DeviceCalls, SplitsThatDoNotMatchAreAnError) {
   });
 }
 
-TEST_F(DeviceCalls, BadOnesAreRefusedBeforeTheRanksMeet) {
+TEST_F(DeviceCalls, BadCallsAreRefusedBeforeConnecting) {
   on_ranks(2, [](const Rank& self) {
     const auto refused = [](const std::function<void()>& call, const std::vector<std::string>& facts) {
       expect_refusal<c10::ValueError>(call, facts);
@@ -371,9 +371,9 @@ TEST_F(DeviceCalls, BadOnesAreRefusedBeforeTheRanksMeet) {
             {"shoal all_to_all_single", "output", "index 1", "-1"});
     refused([&] { self.group->alltoall_base(six, six, three, even); }, {"shoal all_to_all_single", "output", "3", "2"});
     Tensors one{six};
-    c10d::ReduceOptions nobody;
-    nobody.rootRank = 2;
-    refused([&] { self.group->reduce(one, nobody); }, {"shoal reduce", "root", "2"});
+    c10d::ReduceOptions outside;
+    outside.rootRank = 2;
+    refused([&] { self.group->reduce(one, outside); }, {"shoal reduce", "root", "2"});
     Lists lists{{six, six}};
     if (self.rank == 1) {
       refused([&] { self.group->gather(lists, one); }, {"shoal gather", "output", "non-root"});

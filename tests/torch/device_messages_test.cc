@@ -1,4 +1,4 @@
-// Messages between two ranks with tensors on a CUDA device: which way they go, their order, blocks of them, failures.
+// Messages between two ranks with tensors on a CUDA device: choice of path, order, coalesced batches, failures.
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 
 class DeviceMessages : public StreamRanks {
  protected:
-  /// With groups that are made as init_process_group(device_id=...) makes them.
+  /// Runs `body` with groups made as init_process_group(device_id=...) makes them.
   static void on_connected_ranks(int size, const std::function<void(const Rank&)>& body) {
     on_ranks(size, [&](const Rank& self) {
       self.group->eagerConnectSingleDevice(fake::device(self.rank));
@@ -36,7 +36,7 @@ Work receive(const Rank& self, Tensor tensor, int from, int tag = 0) {
   return self.group->recv(one, from, tag);
 }
 
-TEST_F(DeviceMessages, GoThroughHostMemoryInAGroupThatWasNotConnected) {
+TEST_F(DeviceMessages, UnconnectedGroupUsesHostMemory) {
   on_ranks(2, [](const Rank& self) {
     Tensors sum{self.mine()};
     self.group->allreduce(sum)->wait();  // the streams are there, but the other rank may have sent before they were
@@ -49,7 +49,7 @@ TEST_F(DeviceMessages, GoThroughHostMemoryInAGroupThatWasNotConnected) {
   });
 }
 
-TEST_F(DeviceMessages, AreRightInEveryTypeAndLayout) {
+TEST_F(DeviceMessages, EveryTypeAndLayoutArrives) {
   for (const std::uint32_t seed : {1U, 2U, 3U}) {
     fake::set_seed(700 * seed);
     on_connected_ranks(2, [](const Rank& self) {
@@ -77,7 +77,7 @@ TEST_F(DeviceMessages, AreRightInEveryTypeAndLayout) {
   }
 }
 
-TEST_F(DeviceMessages, DoNotBlockTheHost) {
+TEST_F(DeviceMessages, SendDoesNotBlockHost) {
   std::atomic<bool> sent{false};
   on_connected_ranks(2, [&](const Rank& self) {
     if (self.rank == 0) {
@@ -98,8 +98,8 @@ TEST_F(DeviceMessages, DoNotBlockTheHost) {
   });
 }
 
-/// As a pipeline does: forward from rank to rank, then back, between collectives.
-TEST_F(DeviceMessages, FollowEachOtherAndTheCollectives) {
+/// Like a pipeline: messages forward from rank to rank, then back, between collectives.
+TEST_F(DeviceMessages, MessagesKeepOrderWithCollectives) {
   on_connected_ranks(3, [](const Rank& self) {
     for (int round = 0; round < 3; ++round) {
       Tensor value = self.mine(round, kLarge);
@@ -121,8 +121,8 @@ TEST_F(DeviceMessages, FollowEachOtherAndTheCollectives) {
   });
 }
 
-/// Everybody sends to everybody before it receives, in orders of its own: one behind the other they would wait for ever.
-TEST_F(DeviceMessages, GoOnTogetherInABlock) {
+/// All ranks send to all ranks before they receive, in different orders: without a block that would deadlock.
+TEST_F(DeviceMessages, BlockOfMessagesDoesNotDeadlock) {
   for (const std::uint32_t seed : {1U, 2U, 3U}) {
     fake::set_seed(800 * seed);
     on_connected_ranks(4, [](const Rank& self) {
@@ -159,7 +159,7 @@ TEST_F(DeviceMessages, GoOnTogetherInABlock) {
   }
 }
 
-TEST_F(DeviceMessages, OfABlockMatchThoseByThemselves) {
+TEST_F(DeviceMessages, BlockMessagesMatchSingleMessages) {
   on_connected_ranks(2, [](const Rank& self) {
     for (const bool large : {false, true}) {
       const std::int64_t count = large ? kLarge : kCount;
@@ -167,20 +167,20 @@ TEST_F(DeviceMessages, OfABlockMatchThoseByThemselves) {
       if (self.rank == 0) {
         self.group->startCoalescing();
         for (std::size_t i = 0; i < tags.size(); ++i) send(self, self.mine(static_cast<int>(i), count), 1, tags[i]);
-        if (large) self.group->startCoalescing();  // as after a block that an exception has left
+        if (large) self.group->startCoalescing();  // as after an exception in a block
         self.group->endCoalescing();
       } else {
         for (std::size_t i = 0; i < tags.size(); ++i) {
           const Tensor incoming = self.output({count});
           receive(self, incoming, 0, tags[i])->wait();
-          expect_equal(incoming, Rank::of(0, static_cast<int>(i), count), "recv by itself");
+          expect_equal(incoming, Rank::of(0, static_cast<int>(i), count), "recv outside of a block");
         }
       }
     }
   });
 }
 
-TEST_F(DeviceMessages, BadOnesAreRefusedAndLeaveTheGroupUsable) {
+TEST_F(DeviceMessages, BadMessagesLeaveGroupUsable) {
   on_connected_ranks(2, [](const Rank& self) {
     const auto refused = [](const std::function<void()>& call, const std::vector<std::string>& words) {
       expect_refusal<c10::ValueError>(call, words);
@@ -195,11 +195,11 @@ TEST_F(DeviceMessages, BadOnesAreRefusedAndLeaveTheGroupUsable) {
     for (int message = 0; message < 33; ++message) send(self, one[0], 1 - self.rank);
     refused([&] { self.group->endCoalescing(); }, {"shoal batch_isend_irecv", "33", "32"});
 
-    Tensors on_cpu{Rank::of(self.rank)}, from_anybody{at::zeros({kCount})};
+    Tensors on_cpu{Rank::of(self.rank)}, from_any_source{at::zeros({kCount})};
     const Work sent = self.group->send(on_cpu, 1 - self.rank, 7);
-    self.group->recvAnysource(from_anybody, 7)->wait();  // those of the host go as ever
+    self.group->recvAnysource(from_any_source, 7)->wait();  // CPU messages work as before
     sent->wait();
-    EXPECT_TRUE(at::equal(from_anybody[0], Rank::of(1 - self.rank)));
+    EXPECT_TRUE(at::equal(from_any_source[0], Rank::of(1 - self.rank)));
     const Tensor incoming = self.output({kCount});
     self.group->startCoalescing();
     send(self, one[0], 1 - self.rank);
@@ -209,7 +209,7 @@ TEST_F(DeviceMessages, BadOnesAreRefusedAndLeaveTheGroupUsable) {
   });
 }
 
-TEST_F(DeviceMessages, FailWhereTheOtherRankGivesUp) {
+TEST_F(DeviceMessages, MessagesFailIfPeerAborts) {
   for (const bool in_block : {false, true}) {
     std::atomic<bool> in_flight{false};
     on_connected_ranks(2, [&](const Rank& self) {
@@ -225,17 +225,17 @@ TEST_F(DeviceMessages, FailWhereTheOtherRankGivesUp) {
       in_flight = true;
       const std::string message = message_of<c10::DistBackendError>([&] { work->wait(20s); });
       EXPECT_TRUE(testing::mentions(message, "shoal recv", "aborted")) << message;
-      device_guard().synchronizeStream(current_stream(0));  // comes to an end
+      device_guard().synchronizeStream(current_stream(0));  // must not hang
       EXPECT_THROW(send(self, self.mine(), 1), c10::DistBackendError);
     });
   }
 }
 
-TEST_F(DeviceMessages, WhoseSizesDifferFailWithWords) {
+TEST_F(DeviceMessages, DifferentSizesAreMismatch) {
   on_connected_ranks(2, [](const Rank& self) {
     const std::string message = message_of<c10::DistBackendError>([&] {
       (self.rank == 0 ? send(self, self.mine(), 1) : receive(self, self.output({kCount + 1}), 0))->wait(20s);
-      if (self.rank == 0) send(self, self.mine(), 1)->wait(20s);  // its first one may have been away before the error came
+      if (self.rank == 0) send(self, self.mine(), 1)->wait(20s);  // the first send may have ended before the error
       Tensors sum{self.mine()};
       self.group->allreduce(sum)->wait(20s);
     });
@@ -243,7 +243,7 @@ TEST_F(DeviceMessages, WhoseSizesDifferFailWithWords) {
   });
 }
 
-TEST_F(DeviceMessages, GoThroughHostMemoryWhereThereIsNoCuda) {
+TEST_F(DeviceMessages, HostMemoryIsUsedWithoutCuda) {
   fake::cuda_behaviour().works = false;
   on_connected_ranks(2, [](const Rank& self) {
     Tensors incoming{self.output({kCount})};

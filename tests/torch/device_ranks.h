@@ -1,5 +1,5 @@
-// Ranks for tests of tensors on a device. Each is a thread with a device of its own; the device is a fake one that needs no
-// hardware and punishes missing synchronisation (fake_device.h), and a CUDA where a test wants that (fake_cuda_api.h).
+// Ranks for tests of device tensors. Each rank is a thread with its own fake device, which reveals missing synchronization
+// (fake_device.h); with Path::streams the fake device is also a CUDA for shoal (fake_cuda_api.h).
 #pragma once
 
 #include <cstdlib>
@@ -28,7 +28,7 @@ using Lists = std::vector<Tensors>;
 constexpr std::int64_t kCount = 301;
 constexpr int kBusy = 12;  // steps; far longer than a call takes
 
-/// How tensors of the fake device travel.
+/// How shoal sends tensors of the fake device.
 enum class Path { host_memory, streams };
 
 inline c10::intrusive_ptr<ProcessGroupShoal::Options> options_of(Path path,
@@ -38,20 +38,20 @@ inline c10::intrusive_ptr<ProcessGroupShoal::Options> options_of(Path path,
   return options;
 }
 
-/// One rank: what a body needs.
+/// One rank of a test.
 struct Rank {
   Group group;
   int rank, size;
   Path path;
 
-  /// Small whole numbers that tell ranks and calls apart.
+  /// Small integers that differ between ranks and calls.
   static Tensor of(int rank, int call = 0, std::int64_t count = kCount, at::ScalarType type = at::kFloat) {
     return (at::arange(count) % 5 + rank + call).to(type);
   }
   [[nodiscard]] Tensor mine(int call = 0, std::int64_t count = kCount, at::ScalarType type = at::kFloat) const {
     return fake::on_device(of(rank, call, count, type), rank);
   }
-  /// Filled in the order of the stream with what no call gives.
+  /// An output tensor, filled on the current stream with a value that no call returns.
   [[nodiscard]] Tensor output(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
     return at::empty(sizes, at::TensorOptions(fake::device(rank)).dtype(type)).fill_(99);
   }
@@ -65,14 +65,14 @@ struct Rank {
     for (int r = 0; r < size; ++r) sum += of(r, call, count, type);
     return sum;
   }
-  [[nodiscard]] Tensor everybodys(int call = 0) const {
+  [[nodiscard]] Tensor of_all_ranks(int call = 0) const {
     Tensors all;
     for (int r = 0; r < size; ++r) all.push_back(of(r, call));
     return at::cat(all);
   }
 };
 
-/// A rank's group as c10d's dispatcher and reducer want it.
+/// A rank's group as a c10d::ProcessGroup, for the dispatcher and the reducer.
 inline c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const Rank& self) {
   constexpr auto kBackend = c10d::ProcessGroup::BackendType::CUSTOM;
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
@@ -83,7 +83,7 @@ inline c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const Rank& self)
   return group;
 }
 
-/// Reads in the current stream of the tensor's device and says where what it read was wrong.
+/// Compares the values, read on the current stream of the tensor's device.
 inline void expect_equal(const Tensor& found, const Tensor& wanted, const std::string& what) {
   EXPECT_TRUE(found.is_privateuseone()) << what;
   const Tensor values = found.cpu();
@@ -94,7 +94,7 @@ inline void expect_equal(const Tensor& found, const Tensor& wanted, const std::s
 
 inline void run_ranks(int size, Path path, const std::function<void(const Rank&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-  ::setenv("SHOAL_CUDA_STAGING", "256K", 1);  // so that large messages go in pieces
+  ::setenv("SHOAL_CUDA_STAGING", "256K", 1);  // so that large messages are sent in pieces
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -102,8 +102,8 @@ inline void run_ranks(int size, Path path, const std::function<void(const Rank&)
       try {
         const Rank self{c10::make_intrusive<ProcessGroupShoal>(store, rank, size, options_of(path, timeout)), rank, size, path};
         body(self);
-        if (self.group->getError() != c10d::ErrorType::SUCCESS) return;  // the body has seen to that
-        self.group->barrier()->wait();                                   // nobody leaves before the others have ended
+        if (self.group->getError() != c10d::ErrorType::SUCCESS) return;  // the body has ended the group
+        self.group->barrier()->wait();                                   // no rank leaves before its peers are done
         self.group->shutdown();
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();

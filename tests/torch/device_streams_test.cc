@@ -1,5 +1,5 @@
-// Tensors on a CUDA device, where they lie: what only calls on streams have. Values and streams of every single call are in
-// device_test.cc.
+// Calls on streams of a CUDA device: timing, failures, memory, capture, training. device_test.cc tests the values of every
+// call.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -28,8 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 class DeviceStreamsTest : public StreamRanks {};
 
-TEST_F(DeviceStreamsTest, ValuesAreRightWhateverComesLate) {
-  for (const int kind : {0, 1, 2}) {  // through the memory of the peers, by one kernel, through the host's tiles
+TEST_F(DeviceStreamsTest, ValuesDoNotDependOnTiming) {
+  for (const int kind : {0, 1, 2}) {  // through memory of the peers, by one kernel, through tiles in host memory
     fake::cuda_behaviour().shared_device = kind != 1;
     fake::cuda_behaviour().exports_memory = kind != 2;
     for (std::uint32_t seed = 1; seed <= 6; ++seed) {
@@ -53,20 +53,20 @@ TEST_F(DeviceStreamsTest, ValuesAreRightWhateverComesLate) {
         works.push_back(self.group->broadcast(given, from));
         for (const Work& work : works) work->wait();
         for (const Tensor& sum : sums) expect_equal(sum, self.total(1, sum.numel()), "all_reduce");
-        expect_equal(all, self.everybodys(2), "all_gather_into_tensor");
+        expect_equal(all, self.of_all_ranks(2), "all_gather_into_tensor");
         expect_equal(share, self.total(3, self.size * kCount).narrow(0, self.rank * kCount, kCount), "reduce_scatter_tensor");
         expect_equal(given[0], Rank::of(1, 4), "broadcast");
       });
-      EXPECT_GT(fake::steps_for_shoal(), before) << "nothing went through streams";
+      EXPECT_GT(fake::steps_for_shoal(), before) << "no call used streams";
     }
   }
 }
 
-TEST_F(DeviceStreamsTest, CallsReturnBeforeTheOtherRanksCome) {
+TEST_F(DeviceStreamsTest, CallsReturnBeforePeersCall) {
   std::atomic<bool> called{false};
   on_ranks(2, [&](const Rank& self) {
     Tensors first{self.mine()};
-    self.group->allreduce(first)->wait();  // the meeting
+    self.group->allreduce(first)->wait();  // connects the group
     if (self.rank == 1) {
       while (!called) std::this_thread::sleep_for(1ms);
     }
@@ -96,7 +96,7 @@ TEST_F(DeviceStreamsTest, CallsReturnBeforeTheOtherRanksCome) {
   });
 }
 
-TEST_F(DeviceStreamsTest, AWaitWithATimeoutBlocksTheHostAndLeavesTheCallRunning) {
+TEST_F(DeviceStreamsTest, WaitTimeoutLeavesCallRunning) {
   std::atomic<bool> tried{false};
   on_ranks(2, [&](const Rank& self) {
     Tensors first{self.mine()};
@@ -107,7 +107,7 @@ TEST_F(DeviceStreamsTest, AWaitWithATimeoutBlocksTheHostAndLeavesTheCallRunning)
     Tensors tensors{self.mine(1)};
     const Work work = self.group->allreduce(tensors);
     if (self.rank == 0) {
-      EXPECT_NE(message_of<c10::Error>([&] { work->wait(50ms); }).find("timed out"), std::string::npos);  // in c10d's words
+      EXPECT_NE(message_of<c10::Error>([&] { work->wait(50ms); }).find("timed out"), std::string::npos);  // c10d's message
       EXPECT_FALSE(work->isCompleted());
       tried = true;
     }
@@ -117,8 +117,8 @@ TEST_F(DeviceStreamsTest, AWaitWithATimeoutBlocksTheHostAndLeavesTheCallRunning)
   });
 }
 
-/// The fake overwrites memory as soon as it is given back, in the order of the stream in which it was made.
-TEST_F(DeviceStreamsTest, MemoryMayBeGivenBackRightAfterTheCall) {
+/// The fake device overwrites freed memory, in the order of the stream on which it was allocated.
+TEST_F(DeviceStreamsTest, MemoryMayBeFreedAfterCall) {
   for (std::uint32_t seed = 1; seed <= 4; ++seed) {
     fake::set_seed(2000 * seed);
     on_ranks(3, [](const Rank& self) {
@@ -129,20 +129,20 @@ TEST_F(DeviceStreamsTest, MemoryMayBeGivenBackRightAfterTheCall) {
           Work work = self.group->_allgather_base(all, mine);
           if (call % 2 == 0) {
             const c10::StreamGuard elsewhere(fake::new_stream(self.rank));
-            work->wait();  // says nothing about the stream that the memory was made in
+            work->wait();  // on another stream than that of the memory
           }
         }
-        if (call % 3 == 2) continue;  // the output, too
+        if (call % 3 == 2) continue;  // the output is freed, too
         Tensors next{self.mine(call)};
         self.group->allreduce(next)->wait();  // on its stream behind the all_gather
-        expect_equal(all, self.everybodys(call), "all_gather of what was given back");
+        expect_equal(all, self.of_all_ranks(call), "all_gather of freed memory");
         expect_equal(next[0], self.total(call), "all_reduce");
       }
     });
   }
 }
 
-TEST_F(DeviceStreamsTest, AnAbortReachesEveryCallAndStreamsGoOn) {
+TEST_F(DeviceStreamsTest, AbortEndsCallsAndStreamsContinue) {
   std::atomic<int> in_flight{0};
   on_ranks(3, [&](const Rank& self) {
     Tensors first{self.mine()};
@@ -160,7 +160,7 @@ TEST_F(DeviceStreamsTest, AnAbortReachesEveryCallAndStreamsGoOn) {
       EXPECT_TRUE(work->isCompleted());
       EXPECT_FALSE(work->isSuccess());
       EXPECT_NE(work->exception(), nullptr);
-      device_guard().synchronizeStream(current_stream(self.rank));  // comes to an end
+      device_guard().synchronizeStream(current_stream(self.rank));  // must not hang
       work->getFutureResult()->wait();
       EXPECT_EQ(work->getFutureResult()->constValue().toInt(), static_cast<std::int64_t>(c10d::WorkResult::COMM_ERROR));
     }
@@ -168,12 +168,12 @@ TEST_F(DeviceStreamsTest, AnAbortReachesEveryCallAndStreamsGoOn) {
     EXPECT_THROW(self.group->allreduce(first), c10::DistBackendError);
     EXPECT_LT(Clock::now() - start, 2s);
     for (int i = 0; i < 500 && self.group->communicator().status().ok(); ++i) std::this_thread::sleep_for(10ms);
-    EXPECT_THROW(self.group->barrier()->wait(), c10::DistBackendError) << "the group is one";
+    EXPECT_THROW(self.group->barrier()->wait(), c10::DistBackendError) << "an abort closes the whole group";
     EXPECT_EQ(self.group->getError(), c10d::ErrorType::REMOTE_ERROR);
   });
 }
 
-TEST_F(DeviceStreamsTest, ARankThatDoesNotComeIsNamed) {
+TEST_F(DeviceStreamsTest, MissingRankIsNamed) {
   std::atomic<bool> over{false};
   on_ranks(
       2,
@@ -185,7 +185,7 @@ TEST_F(DeviceStreamsTest, ARankThatDoesNotComeIsNamed) {
           soon.timeout = 400ms;
           const Work work = self.group->allreduce(tensors, soon);
           const std::string message = message_of<c10::DistBackendError>([&] { work->wait(20s); });
-          EXPECT_NE(message.find("Timed out waiting for other ranks"), std::string::npos) << message;  // in Gloo's words
+          EXPECT_NE(message.find("Timed out waiting for other ranks"), std::string::npos) << message;  // Gloo's message
           EXPECT_TRUE(testing::mentions(message, "rank 1", "call 0")) << message;
           EXPECT_EQ(self.group->getError(), c10d::ErrorType::TIMEOUT);
           device_guard().synchronizeStream(current_stream(0));
@@ -199,22 +199,22 @@ TEST_F(DeviceStreamsTest, ARankThatDoesNotComeIsNamed) {
       30s);
 }
 
-TEST_F(DeviceStreamsTest, AGroupThatIsDroppedFailsCallsThatNeedIt) {
+TEST_F(DeviceStreamsTest, DestroyedGroupFailsCallsOfPeers) {
   for (const bool busy : {false, true}) {
     on_ranks(2, [busy](const Rank& self) {
       const auto store = c10::make_intrusive<c10d::HashStore>();
       Group other = self.group->subgroup(store, {0, 1}, options_of(Path::streams));
       Tensors tensors{self.mine()};
       other->allreduce(tensors)->wait(20s);
-      self.group->barrier()->wait();  // or rank 1 might drop its group while rank 0 is still in the call above
+      self.group->barrier()->wait();  // so that rank 0 is done with the call above
       const auto start = Clock::now();
       if (self.rank == 0) {
-        // The call may come after rank 1 has gone and is refused then.
+        // If rank 1 has destroyed its group already, the call is refused.
         const std::string message = message_of<c10::DistBackendError>([&] { other->allreduce(tensors)->wait(50s); });
         EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
         device_guard().synchronizeStream(current_stream(0));
       } else {
-        // Where nothing is in flight, it waits a while for rank 0, which waits for a call that never comes.
+        // Without calls in flight the destructor waits a while for rank 0, which waits for a call that rank 1 does not make.
         Tensors one{self.mine()};
         if (busy) fake::keep_busy(1, 100), other->allreduce(one);
         other.reset();
@@ -248,7 +248,7 @@ TEST_F(DeviceStreamsTest, GroupsOfOneDeviceOverlap) {
         const auto place = static_cast<std::size_t>(call);
         const std::int64_t count = of_all[place].numel();
         expect_equal(of_all[place], self.total(call, count), "group of all");
-        expect_equal(of_again[place], self.total(call, count), "the other one");
+        expect_equal(of_again[place], self.total(call, count), "the other group of all");
         if (pair) expect_equal(of_pair[place], Rank::of(0, call, count) + Rank::of(1, call, count), "pair");
       }
       if (pair) pair->shutdown();
@@ -257,8 +257,8 @@ TEST_F(DeviceStreamsTest, GroupsOfOneDeviceOverlap) {
   }
 }
 
-/// Each call uses the result of the one before, most of which took the other way.
-TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
+/// Each call uses the result of the call before, which often used the other path.
+TEST_F(DeviceStreamsTest, HostAndStreamCallsKeepOrder) {
   for (std::uint32_t seed = 1; seed <= 4; ++seed) {
     fake::set_seed(4000 * seed);
     on_ranks(3, [](const Rank& self) {
@@ -295,7 +295,7 @@ TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
   }
 }
 
-/// Their sum may not fit into the type.
+/// The sum overflows the type.
 TEST_F(DeviceStreamsTest, AveragesOfIntegersAreExact) {
   on_ranks(2, [](const Rank& self) {
     Tensors values{at::full({7}, 100 + self.rank, at::kChar).to(fake::device(self.rank))};
@@ -306,7 +306,7 @@ TEST_F(DeviceStreamsTest, AveragesOfIntegersAreExact) {
   });
 }
 
-TEST_F(DeviceStreamsTest, TheMeetingMayBeInTheMiddleOfCallsTogether) {
+TEST_F(DeviceStreamsTest, GroupMayConnectInsideOfBlock) {
   on_ranks(3, [](const Rank& self) {
     Tensors on_cpu{Rank::of(self.rank)}, there{self.mine(1)}, again{self.mine(2)};
     self.group->startCoalescing();
@@ -323,32 +323,32 @@ TEST_F(DeviceStreamsTest, TheMeetingMayBeInTheMiddleOfCallsTogether) {
   });
 }
 
-/// As FSDP does: the share of a rank is a part of the whole.
-TEST_F(DeviceStreamsTest, SharesMayLieInTheirWholes) {
+/// As in FSDP, the share of a rank is a part of the whole tensor.
+TEST_F(DeviceStreamsTest, SharesMayOverlapTheirWhole) {
   on_ranks(3, [](const Rank& self) {
     Tensor whole = self.output({self.size * kCount});
     Tensor share = whole.narrow(0, self.rank * kCount, kCount);
     share.copy_(self.mine(), true);
     self.group->_allgather_base(whole, share)->wait();
-    expect_equal(whole, self.everybodys(), "all_gather_into_tensor");
+    expect_equal(whole, self.of_all_ranks(), "all_gather_into_tensor");
     self.group->_reduce_scatter_base(share, whole)->wait();
     expect_equal(share, Rank::of(self.rank) * self.size, "reduce_scatter_tensor");
   });
 }
 
-/// Keeps what torch warns of.
+/// Collects torch's warnings.
 struct Warnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }
   std::string text;
 };
 
-TEST_F(DeviceStreamsTest, WithoutCudaTensorsGoThroughHostMemory) {
+TEST_F(DeviceStreamsTest, HostMemoryIsUsedWithoutCuda) {
   fake::cuda_behaviour().works = false;
   const int before = fake::steps_for_shoal();
   Warnings warnings[2];
   const c10::WarningUtils::WarnAlways not_only_once_in_a_process;
   on_ranks(2, [&](const Rank& self) {
-    const c10::WarningUtils::WarningHandlerGuard heard(&warnings[self.rank]);
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings[self.rank]);
     for (int call = 0; call < 3; ++call) {
       Tensors tensors{self.mine(call)};
       self.group->allreduce(tensors)->wait();
@@ -358,11 +358,11 @@ TEST_F(DeviceStreamsTest, WithoutCudaTensorsGoThroughHostMemory) {
   });
   EXPECT_EQ(fake::steps_for_shoal(), before);
   for (const Warnings& of_rank : warnings) {
-    const std::string& said = of_rank.text;
-    const std::size_t once = said.find("shoal: ");
-    ASSERT_NE(once, std::string::npos) << said;
-    EXPECT_NE(said.find("fake:", once), std::string::npos) << "not which device: " << said;
-    EXPECT_EQ(said.find("shoal: ", once + 1), std::string::npos) << "said twice: " << said;
+    const std::string& text = of_rank.text;
+    const std::size_t once = text.find("shoal: ");
+    ASSERT_NE(once, std::string::npos) << text;
+    EXPECT_NE(text.find("fake:", once), std::string::npos) << "not which device: " << text;
+    EXPECT_EQ(text.find("shoal: ", once + 1), std::string::npos) << "warned twice: " << text;
   }
   EXPECT_NE(warnings[0].text.find("the test's device lacks something"), std::string::npos) << warnings[0].text;
 }
@@ -397,7 +397,7 @@ TEST_F(DeviceStreamsTest, ItsThreadsTakeNoSignals) {
   });
 }
 
-TEST_F(DeviceStreamsTest, CaptureIntoAGraphIsRefused) {
+TEST_F(DeviceStreamsTest, GraphCaptureIsRefused) {
   on_ranks(1, [](const Rank& self) {
     for (int attempt = 0; attempt < 2; ++attempt) {  // before the meeting and after
       fake::cuda_behaviour().capturing = true;
@@ -411,7 +411,7 @@ TEST_F(DeviceStreamsTest, CaptureIntoAGraphIsRefused) {
   });
 }
 
-TEST_F(DeviceStreamsTest, RegisteredBuffersAreReadWhereTheyLie) {
+TEST_F(DeviceStreamsTest, RegisteredBuffersAreReadInPlace) {
   on_ranks(3, [](const Rank& self) {
     self.group->eagerConnectSingleDevice(fake::device(self.rank));
     EXPECT_THROW(self.group->registerBuffer(Rank::of(0)), c10::ValueError);
@@ -434,7 +434,7 @@ TEST_F(DeviceStreamsTest, RegisteredBuffersAreReadWhereTheyLie) {
   });
 }
 
-TEST_F(DeviceStreamsTest, TheHookIsToldWhenTheDeviceIsThrough) {
+TEST_F(DeviceStreamsTest, CompletionHookRunsAfterDevice) {
   on_ranks(2, [](const Rank& self) {
     Tensors tensors{self.mine()};
     const auto milliseconds = std::make_shared<std::vector<float>>();
@@ -492,13 +492,13 @@ std::vector<Tensor> trained(const Rank& self, c10::Device device, ddp::Overlap o
   return result;
 }
 
-TEST_F(DeviceStreamsTest, TrainingOnTheDeviceGivesTheParametersOfTrainingOnTheCpu) {
+TEST_F(DeviceStreamsTest, TrainingOnDeviceMatchesCpu) {
   for (const ddp::Overlap overlap : {ddp::Overlap::backward, ddp::Overlap::next_forward}) {
     on_ranks(2, [overlap](const Rank& self) {
       const std::vector<Tensor> wanted = trained(self, c10::Device(c10::kCPU), overlap);
       const int before = fake::steps_for_shoal();
       const std::vector<Tensor> found = trained(self, fake::device(self.rank), overlap);
-      EXPECT_GT(fake::steps_for_shoal(), before) << "nothing went through streams";
+      EXPECT_GT(fake::steps_for_shoal(), before) << "no call used streams";
       for (std::size_t i = 0; i < wanted.size(); ++i) {
         EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-5, 1e-6)) << "parameter " << i << "\n"
                                                                    << found[i] << "\n"
@@ -509,7 +509,7 @@ TEST_F(DeviceStreamsTest, TrainingOnTheDeviceGivesTheParametersOfTrainingOnTheCp
 }
 
 /// torch's reducer owns the buckets; the gradients are views of them.
-TEST_F(DeviceStreamsTest, BucketsMayBeRegisteredByTheirGradients) {
+TEST_F(DeviceStreamsTest, GradientsRegisterTheirBuckets) {
   on_ranks(2, [](const Rank& self) {
     Network network(fake::device(self.rank), self.rank, 4000);  // for two shots
     ddp::DataParallel parallel(network, process_group_of(self));

@@ -1,5 +1,4 @@
-// Tensors that lie on a device, in every call: the right values, in the order of the streams, by way of host memory and as on
-// CUDA.
+// Device tensors in every call: right values in the order of the streams, through host memory and on streams.
 #include <functional>
 #include <string>
 #include <tuple>
@@ -29,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTensors,
 INSTANTIATE_TEST_SUITE_P(Streams, DeviceTensors,
                          ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(Path::streams)));
 
-TEST_P(DeviceTensors, AreReducedInEveryType) {
+TEST_P(DeviceTensors, ReductionsWorkInEveryType) {
   on_ranks([](const Rank& self) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kLong, at::kByte, at::kComplexFloat}) {
       Tensors tensors{self.mine(0, kCount, type)};
@@ -58,7 +57,7 @@ TEST_P(DeviceTensors, AreReducedInEveryType) {
   });
 }
 
-TEST_P(DeviceTensors, AreReducedAndScattered) {
+TEST_P(DeviceTensors, ReduceScatterWorks) {
   on_ranks([](const Rank& self) {
     const Tensor wanted = self.total(0, self.size * kCount).narrow(0, self.rank * kCount, kCount);
     Tensor input = self.mine(0, self.size * kCount);
@@ -79,7 +78,7 @@ TEST_P(DeviceTensors, AreReducedAndScattered) {
   });
 }
 
-TEST_P(DeviceTensors, AreBroadcastGatheredAndScattered) {
+TEST_P(DeviceTensors, RootedCallsWork) {
   on_ranks([](const Rank& self) {
     for (int root = 0; root < self.size; ++root) {
       const bool is_root = self.rank == root;
@@ -95,7 +94,7 @@ TEST_P(DeviceTensors, AreBroadcastGatheredAndScattered) {
       c10d::GatherOptions to;
       to.rootRank = root;
       self.group->gather(gathered, input, to)->wait();
-      if (is_root) expect_equal(at::cat(gathered[0]), self.everybodys(root), "gather");
+      if (is_root) expect_equal(at::cat(gathered[0]), self.of_all_ranks(root), "gather");
 
       Tensors output{self.output({kCount})};
       Lists given;
@@ -109,22 +108,22 @@ TEST_P(DeviceTensors, AreBroadcastGatheredAndScattered) {
   });
 }
 
-TEST_P(DeviceTensors, AreGatheredEverywhere) {
+TEST_P(DeviceTensors, AllGatherWorks) {
   on_ranks([](const Rank& self) {
     Tensors input{self.mine()};
     Lists parts{self.outputs()};
     self.group->allgather(parts, input)->wait();
-    expect_equal(at::cat(parts[0]), self.everybodys(), "all_gather");
+    expect_equal(at::cat(parts[0]), self.of_all_ranks(), "all_gather");
 
     Tensor whole = self.output({self.size * kCount});
     self.group->_allgather_base(whole, input[0])->wait();
-    expect_equal(whole, self.everybodys(), "all_gather_into_tensor");
+    expect_equal(whole, self.of_all_ranks(), "all_gather_into_tensor");
 
     Tensors inputs{self.mine(1), self.mine(2)};
     Tensors wholes{self.output({self.size * kCount}), self.output({self.size * kCount})};
     self.group->allgather_into_tensor_coalesced(wholes, inputs)->wait();
     for (int call : {1, 2}) {
-      expect_equal(wholes[static_cast<std::size_t>(call - 1)], self.everybodys(call), "all_gather_into_tensor_coalesced");
+      expect_equal(wholes[static_cast<std::size_t>(call - 1)], self.of_all_ranks(call), "all_gather_into_tensor_coalesced");
     }
 
     Lists of_ranks;
@@ -137,7 +136,7 @@ TEST_P(DeviceTensors, AreGatheredEverywhere) {
   });
 }
 
-TEST_P(DeviceTensors, GoFromAllToAll) {
+TEST_P(DeviceTensors, AllToAllWorks) {
   on_ranks([](const Rank& self) {
     Tensor input = self.mine(0, 4 * self.size);
     Tensor output = self.output({4 * self.size});
@@ -159,7 +158,7 @@ TEST_P(DeviceTensors, GoFromAllToAll) {
   });
 }
 
-TEST_P(DeviceTensors, GoFromRankToRank) {
+TEST_P(DeviceTensors, MessagesWork) {
   on_ranks([](const Rank& self) {
     if (self.size == 1) return;
     const int right = (self.rank + 1) % self.size;
@@ -187,7 +186,7 @@ TEST_P(DeviceTensors, GoFromRankToRank) {
   });
 }
 
-TEST_P(DeviceTensors, MayHaveAnyStrides) {
+TEST_P(DeviceTensors, AnyStridesWork) {
   on_ranks([](const Rank& self) {
     const auto views = [](const Tensor& whole) {
       return Tensors{whole.view({6, 8}).t(), whole.view({6, 8}).slice(1, 0, 8, 2), whole.narrow(0, 0, 0),
@@ -200,7 +199,7 @@ TEST_P(DeviceTensors, MayHaveAnyStrides) {
       expect_equal(tensors[0], views(self.total(0, 48))[i], "all_reduce");
       Tensor wanted = Rank::of(self.rank, 0, 48);
       views(wanted)[i].copy_(views(self.total(0, 48))[i]);
-      expect_equal(whole, wanted, "what lies between the elements");
+      expect_equal(whole, wanted, "memory between the elements");
 
       Tensors copies{views(self.mine(1, 48))[i]};
       self.group->broadcast(copies)->wait();
@@ -216,7 +215,7 @@ TEST_P(DeviceTensors, MayHaveAnyStrides) {
   });
 }
 
-TEST_P(DeviceTensors, WaitOrdersTheStreamThatIsCurrentThen) {
+TEST_P(DeviceTensors, WaitOrdersCurrentStream) {
   on_ranks([](const Rank& self) {
     for (int call = 0; call < 5; ++call) {
       Tensors tensors{self.mine(call)};
@@ -232,7 +231,7 @@ TEST_P(DeviceTensors, WaitOrdersTheStreamThatIsCurrentThen) {
   });
 }
 
-TEST_P(DeviceTensors, WaitDoesNotWaitForTheDevice) {
+TEST_P(DeviceTensors, WaitDoesNotBlockHost) {
   on_ranks([](const Rank& self) {
     Tensors tensors{self.mine()};
     const auto work = self.group->allreduce(tensors);
@@ -247,12 +246,12 @@ TEST_P(DeviceTensors, WaitDoesNotWaitForTheDevice) {
   });
 }
 
-TEST_P(DeviceTensors, ResultsComeAfterWhatTheStreamHeldAtTheCall) {
+TEST_P(DeviceTensors, ResultsComeAfterEarlierWorkOfStream) {
   on_ranks([](const Rank& self) {
     for (int call = 0; call < 5; ++call) {
       Tensors tensors{self.rank == 0 ? self.mine(call) : self.output({kCount})};
       fake::keep_busy(self.rank, self.rank == 0 ? 0 : kBusy);
-      if (self.rank != 0) tensors[0].fill_(-1);  // late, but before the result
+      if (self.rank != 0) tensors[0].fill_(-1);  // delayed, but before the result
       const auto work = self.group->broadcast(tensors);
       const c10::StreamGuard elsewhere(fake::new_stream(self.rank));
       work->wait();
@@ -261,7 +260,7 @@ TEST_P(DeviceTensors, ResultsComeAfterWhatTheStreamHeldAtTheCall) {
   });
 }
 
-TEST_P(DeviceTensors, ManyCallsAreInFlight) {
+TEST_P(DeviceTensors, ManyCallsInFlightWork) {
   on_ranks([](const Rank& self) {
     Tensors tensors;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
@@ -278,7 +277,7 @@ TEST_P(DeviceTensors, ManyCallsAreInFlight) {
   });
 }
 
-TEST_P(DeviceTensors, FuturesHoldThem) {
+TEST_P(DeviceTensors, FuturesHoldTensors) {
   on_ranks([](const Rank& self) {
     for (int call = 0; call < 5; ++call) {
       Tensors tensors{self.mine(call)};
@@ -299,14 +298,14 @@ TEST_P(DeviceTensors, FuturesHoldThem) {
       EXPECT_TRUE(value.is_same(tensors[0]));
       expect_equal(value, self.total(call), "the future's value");
       doubled->waitAndThrow();
-      expect_equal(doubled->value().toTensor(), self.total(call), "what a callback made of it");
+      expect_equal(doubled->value().toTensor(), self.total(call), "the result of a callback");
       work->getFutureResult()->wait();
       EXPECT_EQ(work->getFutureResult()->constValue().toInt(), static_cast<std::int64_t>(c10d::WorkResult::SUCCESS));
     }
   });
 }
 
-TEST_P(DeviceTensors, CallsTogetherAreOneWork) {
+TEST_P(DeviceTensors, CoalescedCallsAreOneWork) {
   on_ranks([](const Rank& self) {
     Tensors many{self.mine(1), self.mine(2), self.mine(3)};
     const auto reduced = self.group->allreduce_coalesced(many);
@@ -335,7 +334,7 @@ TEST_P(DeviceTensors, CallsTogetherAreOneWork) {
   });
 }
 
-TEST_P(DeviceTensors, MayBeDroppedWithoutAWait) {
+TEST_P(DeviceTensors, TensorsMayBeDroppedWithoutWait) {
   on_ranks([](const Rank& self) {
     for (int call = 0; call < 20; ++call) {
       Tensors tensors{self.mine(call)};
@@ -345,7 +344,7 @@ TEST_P(DeviceTensors, MayBeDroppedWithoutAWait) {
   });
 }
 
-TEST_P(DeviceTensors, ABarrierOfADeviceWaitsForItsStream) {
+TEST_P(DeviceTensors, BarrierOfDeviceWaitsForItsStream) {
   on_ranks([](const Rank& self) {
     const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
     const auto idle = [&] { return guard.queryStream(guard.getStream(fake::device(self.rank))); };
@@ -361,15 +360,15 @@ TEST_P(DeviceTensors, ABarrierOfADeviceWaitsForItsStream) {
       c10::Event last(c10::DeviceType::PrivateUse1);
       last.record(guard.getStream(fake::device(self.rank)));
       self.group->barrier(options)->wait();
-      EXPECT_TRUE(last.query()) << "the stream was not waited for";
+      EXPECT_TRUE(last.query()) << "the barrier did not wait for the stream";
     }
-    fake::keep_busy(self.rank, 10 * kBusy);  // the ranks may share a core with other work until they have all come here
+    fake::keep_busy(self.rank, 10 * kBusy);  // longer, because ranks may wait for a core before the barrier
     self.group->barrier()->wait();
-    EXPECT_FALSE(idle()) << "a barrier that names no device waits for none";
+    EXPECT_FALSE(idle()) << "a barrier without a device waits for no device";
   });
 }
 
-TEST_P(DeviceTensors, BadCallsAreRefusedAndLeaveTheGroupUsable) {
+TEST_P(DeviceTensors, BadCallsLeaveGroupUsable) {
   on_ranks([](const Rank& self) {
     ProcessGroupShoal& group = *self.group;
     const Tensor here = self.mine();
@@ -417,9 +416,9 @@ TEST_P(DeviceTensors, BadCallsAreRefusedAndLeaveTheGroupUsable) {
   });
 }
 
-TEST_P(DeviceTensors, MeetTensorsOfTheCpuInOneCall) {
+TEST_P(DeviceTensors, CallMixesCpuAndDeviceTensors) {
   on_ranks([](const Rank& self) {
-    if (self.path == Path::streams) return;  // all ranks' tensors are there or none's
+    if (self.path == Path::streams) return;  // needs device tensors on all ranks
     const bool on_cpu = self.rank == 0;
     Tensors tensors{on_cpu ? Rank::of(0) : self.mine()};
     self.group->allreduce(tensors)->wait();
@@ -427,7 +426,7 @@ TEST_P(DeviceTensors, MeetTensorsOfTheCpuInOneCall) {
   });
 }
 
-TEST_P(DeviceTensors, EstimatesLeaveThemAlone) {
+TEST_P(DeviceTensors, EstimatesDoNotChangeTensors) {
   on_ranks([](const Rank& self) {
     Tensors tensors{self.mine()};
     self.group->startTimeEstimate();
@@ -440,7 +439,7 @@ TEST_P(DeviceTensors, EstimatesLeaveThemAlone) {
   });
 }
 
-TEST_P(DeviceTensors, ComeThroughTheDispatcher) {
+TEST_P(DeviceTensors, DispatcherCallsWork) {
   on_ranks([](const Rank& self) {
     const auto group = process_group_of(self);
     Tensors tensors{self.mine()};
@@ -449,7 +448,7 @@ TEST_P(DeviceTensors, ComeThroughTheDispatcher) {
     Tensor whole = self.output({self.size * kCount});
     Tensor mine = self.mine(1);
     group->_allgather_base(whole, mine)->wait();
-    expect_equal(whole, self.everybodys(1), "all_gather_into_tensor");
+    expect_equal(whole, self.of_all_ranks(1), "all_gather_into_tensor");
     c10d::BarrierOptions options;
     options.device = fake::device(self.rank);
     group->barrier(options)->wait();

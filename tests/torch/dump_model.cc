@@ -1,5 +1,5 @@
-// Writes what a network makes of random images to a file that torch.load reads: dump_model NAME CHANNELS PIXELS CLASSES SEED
-// FILE. In double precision, so that a difference to a reference is a difference of the networks.
+// Writes the scores, gradients and buffers of a network for random images to a file for torch.load: dump_model NAME CHANNELS
+// PIXELS CLASSES SEED FILE. In double precision, so that differences to a reference are not rounding.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   const at::Tensor images = at::randn({3, channels, pixels, pixels}, at::kDouble);
   const at::Tensor labels = at::randint(classes, {3}, at::kLong);
 
-  std::vector<c10::IValue> dump;  // pairs: Python refuses a dictionary of C++'s unless told to trust the file
+  std::vector<c10::IValue> dump;  // pairs, because Python's torch.load refuses a dictionary from C++
   const auto add = [&dump](const std::string& name, const at::Tensor& tensor) {
     dump.emplace_back(c10::ivalue::Tuple::create(c10::IValue(name), c10::IValue(tensor)));
   };

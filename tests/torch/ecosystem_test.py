@@ -1,5 +1,5 @@
-"""PyTorch's libraries on top of a process group work on this backend: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object
-collectives, distributed checkpoints, TORCH_DISTRIBUTED_DEBUG=DETAIL. Each against the same computation in one process."""
+"""PyTorch's libraries over this backend: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object collectives, distributed checkpoints,
+TORCH_DISTRIBUTED_DEBUG=DETAIL. Each is compared with the same computation in one process."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ def fsdp2(rank, size, backend):
 
 
 def fsdp2_scaled_and_mixed(rank, size):
-    """A divide factor (PREMUL_SUM) and bf16 communication train too."""
+    """FSDP2 with a divide factor (PREMUL_SUM) and bf16 communication."""
     model = sharded(init_device_mesh("cpu", (size,)), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
     model.set_gradient_divide_factor(float(size))
     return train(model, share_of(rank, size))
@@ -127,16 +127,16 @@ def functional_collectives(rank, size):
     mine = torch.full((4, 3), float(rank))
     total = functional.all_reduce(mine, "sum", group)
     check(torch.equal(total, torch.full((4, 3), size * (size - 1) / 2)), "all_reduce")
-    everybody = torch.arange(size).float()
+    all_ranks = torch.arange(size).float()
     gathered = functional.all_gather_tensor(mine, 0, group)
-    check(torch.equal(gathered, everybody.repeat_interleave(4)[:, None].expand(-1, 3)), "all_gather_tensor")
+    check(torch.equal(gathered, all_ranks.repeat_interleave(4)[:, None].expand(-1, 3)), "all_gather_tensor")
     rows = [torch.arange(size * 2.0)[:, None] + r for r in range(size)]
     mine_of_sum = functional.reduce_scatter_tensor(rows[rank], "sum", 0, group)
     check(torch.equal(mine_of_sum, sum(rows)[2 * rank: 2 * rank + 2]), "reduce_scatter_tensor")
     sends = [r + 1 for r in range(size)]  # rank r gets r + 1 rows of each
     whole = torch.full((sum(sends), 2), float(rank))
     got = functional.all_to_all_single(whole, [rank + 1] * size, sends, group)
-    check(torch.equal(got, everybody.repeat_interleave(rank + 1)[:, None].expand(-1, 2)), "all_to_all_single")
+    check(torch.equal(got, all_ranks.repeat_interleave(rank + 1)[:, None].expand(-1, 2)), "all_to_all_single")
     check(torch.equal(functional.broadcast(mine, 1, group), torch.ones(4, 3)), "broadcast")
     many = functional.all_reduce_coalesced([mine, 2 * mine], "max", group)
     check([m.max().item() for m in many] == [size - 1, 2 * (size - 1)], "all_reduce_coalesced")
@@ -221,7 +221,7 @@ def check_losses(per_rank, tolerance=1e-5):
 
 
 @pytest.mark.long
-def test_fsdp2_trains_as_one_process_does_and_as_gloo():
+def test_fsdp2_matches_one_process_and_gloo():
     losses = run_ranks(4, fsdp2, "shoal")
     check_losses(losses)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(run_ranks(4, fsdp2, "gloo")), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
-"""Ranks that a signal interrupts, or whose Python ends with calls in flight: ends_test.py runs this as a program.
+"""Ranks that a signal interrupts, or whose Python ends with calls in flight. ends_test.py runs this as a program.
 
-`ends.py CASE...` forks two ranks for each case. Each runs its part of the case and ends as Python programs do. Prints the ranks' exit
-statuses by case, as JSON. What a rank finds wrong is printed by it and is exit status 1.
+`ends.py CASE...` forks two ranks for each case. Each runs its part and ends like a Python program. Prints the ranks' exit statuses by case,
+as JSON. A rank whose check fails prints the error and has exit status 1.
 """
 import json
 import os
@@ -19,8 +19,8 @@ import shoal  # noqa: F401  (registers the backend)
 from ranks import check, expect
 
 torch.set_num_threads(1)  # its threads do not survive the fork
-LONG_S = 60  # the group's timeout: what is heard much earlier was not heard because of it
-PATIENCE = timedelta(seconds=15)  # for what the other rank does
+LONG_S = 60  # the group's timeout: much longer than the tested events take
+PEER_TIMEOUT = timedelta(seconds=15)  # for waits for the other rank
 
 
 class Preempted(Exception):
@@ -35,22 +35,22 @@ def raises(kind):
 
 
 def after(seconds, number, handler):
-    """`handler` runs for signal `number`, which the process sends itself in a while; what it raises leaves the call that waits then."""
+    """Sends this process signal `number` in `seconds`. An exception of `handler` leaves the call that waits then."""
     signal.signal(number, handler)
     threading.Timer(seconds, os.kill, [os.getpid(), number]).start()
 
 
 def expect_at_once(kind, call):
-    """call() raises a `kind` long before the group's timeout."""
+    """call() must raise a `kind` long before the group's timeout."""
     begin = time.monotonic()
     expect(kind, "", call)
-    check(time.monotonic() - begin < LONG_S / 4, f"heard after {time.monotonic() - begin} s")
+    check(time.monotonic() - begin < LONG_S / 4, f"raised after {time.monotonic() - begin} s")
 
 
 def interrupts(call):
-    """Rank 0 is interrupted in call(group), which waits for rank 1. Rank 1 then gets an error that names rank 0 and the cause.
+    """Interrupts rank 0 in call(group), which waits for rank 1. Rank 1 then gets an error that names rank 0 and the cause.
 
-    Rank 1 receives: the same collective could still end well there, and another one could be a mismatch.
+    Rank 1 calls recv, because the same collective could still succeed there, and another one could be a mismatch.
     """
 
     def body(rank, group, store):
@@ -59,7 +59,7 @@ def interrupts(call):
             expect_at_once(Preempted, lambda: call(group))
             store.set("interrupted", "")
         else:
-            store.wait(["interrupted"], PATIENCE)
+            store.wait(["interrupted"], PEER_TIMEOUT)
             expect(RuntimeError, "rank 0.*Preempted: node goes away", lambda: dist.recv(torch.ones(1), src=0, group=group))
 
     return body
@@ -71,45 +71,45 @@ def keyboard(rank, group, store):
         expect_at_once(KeyboardInterrupt, lambda: dist.recv(torch.ones(1), src=1, group=group))
         store.set("interrupted", "")
     else:
-        store.wait(["interrupted"], PATIENCE)
+        store.wait(["interrupted"], PEER_TIMEOUT)
         expect(RuntimeError, "rank 0.*KeyboardInterrupt", lambda: dist.recv(torch.ones(1), src=0, group=group))
 
 
 def handler_that_returns(rank, group, store):
-    """The call goes on: here it ends because of what the handler does."""
+    """The call continues. It ends because the handler lets rank 1 join it."""
     if rank == 0:
         after(0.2, signal.SIGUSR1, lambda number, frame: store.set("handled", ""))
     else:
-        store.wait(["handled"], PATIENCE)
+        store.wait(["handled"], PEER_TIMEOUT)
     tensor = torch.ones(5)
     dist.all_reduce(tensor, group=group)
     check(tensor.tolist() == [2.0] * 5, "the sum")
 
 
 def other_threads(rank, group, store):
-    """They wait as long as before, and handlers run in the main thread."""
+    """A call in another thread continues, and handlers run in the main thread."""
     seen = threading.Event()
     if rank == 0:
         after(0.1, signal.SIGUSR1, lambda number, frame: seen.set())
         thread = threading.Thread(target=dist.barrier, args=[group])
         thread.start()
-        check(seen.wait(PATIENCE.total_seconds()), "the main thread has run the handler")
+        check(seen.wait(PEER_TIMEOUT.total_seconds()), "the main thread has run the handler")
         store.set("handled", "")
         thread.join()
     else:
-        store.wait(["handled"], PATIENCE)
+        store.wait(["handled"], PEER_TIMEOUT)
         dist.barrier(group)
 
 
 def quiet_threads(rank, group, store):
-    """Only the threads of the program take its signals: a callback has started the plugin's own."""
+    """The plugin's thread, which a callback starts, blocks the program's signals."""
     if rank == 1:
-        store.wait(["attached"], PATIENCE)
+        store.wait(["attached"], PEER_TIMEOUT)
         dist.barrier(group)
         return
-    told = dist.barrier(group, async_op=True).get_future().then(lambda future: None)
+    done = dist.barrier(group, async_op=True).get_future().then(lambda future: None)
     store.set("attached", "")
-    told.wait()
+    done.wait()
     sigterm = 1 << (signal.SIGTERM - 1)
     blocked = {}
     for task in os.listdir("/proc/self/task"):
@@ -134,14 +134,14 @@ SIGNALS = {
 
 
 def signals(rank, store):
-    """All of SIGNALS, each in a group of its own."""
+    """Runs all of SIGNALS, each in its own group."""
     for name, body in SIGNALS.items():
         print(f"rank {rank}: {name}", file=sys.stderr, flush=True)
         body(rank, dist.new_group([0, 1]), dist.PrefixStore(name, store))
 
 
 def start_up(rank, folder):
-    """Rank 1 does not come."""
+    """Interrupts rank 0 while it waits for rank 1 at startup."""
     if rank == 1:
         return
     after(0.2, signal.SIGINT, signal.default_int_handler)
@@ -158,7 +158,7 @@ def left_open(rank, store):
 
 
 def with_callback(work, store, key):
-    """The callback runs before Python ends, and hears of the failure."""
+    """Adds a callback, which must run with the failure before Python ends."""
 
     def callback(future):
         try:
@@ -171,7 +171,7 @@ def with_callback(work, store, key):
 
 def expect_callback(rank, store):
     if rank == 1:
-        store.wait(["callback"], PATIENCE)
+        store.wait(["callback"], PEER_TIMEOUT)
 
 
 def pending(rank, store):
@@ -181,9 +181,9 @@ def pending(rank, store):
 
 
 def pending_chain(rank, store):
-    """The callback itself waits for a call, which never ends by itself."""
+    """The callback waits for a call that never ends by itself."""
     if rank == 1:
-        store.wait(["attached"], PATIENCE)
+        store.wait(["attached"], PEER_TIMEOUT)
         dist.all_reduce(torch.ones(1))
         return expect_callback(rank, store)
     begun = threading.Event()
@@ -197,8 +197,8 @@ def pending_chain(rank, store):
 
     dist.all_reduce(torch.ones(1), async_op=True).get_future().add_done_callback(callback)
     store.set("attached", "")
-    check(begun.wait(PATIENCE.total_seconds()), "the callback runs")
-    time.sleep(0.1)  # until it waits, most likely
+    check(begun.wait(PEER_TIMEOUT.total_seconds()), "the callback runs")
+    time.sleep(0.1)  # so that it probably waits
 
 
 def pending_together(rank, store):
@@ -223,8 +223,8 @@ def failed(rank, store):
     if rank == 1:
         os._exit(7)
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    heard = []
-    work.get_future().add_done_callback(lambda future: heard.append(future))
+    callbacks = []
+    work.get_future().add_done_callback(lambda future: callbacks.append(future))
     expect(RuntimeError, "rank 1", work.wait)
     sys.exit(3)
 
@@ -265,7 +265,7 @@ def run(case, rank, folder):
 
 
 def fork_ranks(case, folder):
-    """The process numbers of both ranks; in a rank, its own number."""
+    """(pids of both ranks, None) in the parent, ([], rank) in a rank."""
     numbers = []
     for rank in range(2):
         number = os.fork()
@@ -286,7 +286,7 @@ for case in sys.argv[1:]:
     ranks, rank = fork_ranks(case, folder)
     if rank is not None:
         run(case, rank, folder)
-        break  # to the end of the program
+        break  # the rank ends like a program
     statuses[case] = [exit_status(number) for number in ranks]
 else:
     print(json.dumps(statuses))

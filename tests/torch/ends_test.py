@@ -1,4 +1,4 @@
-"""Signals reach Python while it waits for other ranks, and Python ends with its own exit status whatever is in flight."""
+"""Signals reach Python while it waits for other ranks, and Python exits with its own status also with calls in flight."""
 import json
 import os
 import subprocess
@@ -23,19 +23,19 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def outcome():
-    """One process that has torch loaded forks the ranks of all cases."""
+    """Runs all cases in one process that has loaded torch and forks their ranks."""
     done = subprocess.run([sys.executable, os.path.join(HERE, "ends.py"), *SIGNALS, *ENDS], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize("case", SIGNALS)
-def test_handlers_run_while_the_call_waits(outcome, case):
+def test_signal_handlers_run_while_a_call_waits(outcome, case):
     statuses, errors = outcome
     assert statuses[case] == [0, 0], errors
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_python_ends_with_its_own_status(outcome, case):
+def test_python_exits_with_its_own_status(outcome, case):
     statuses, errors = outcome
     assert statuses[case] == ENDS[case], errors

@@ -17,7 +17,7 @@ namespace {
 
 using cuda::FlagOperation;
 
-/// Odd, so that nothing is right by accident.
+/// Odd, so that results do not depend on a multiple of the warp size.
 constexpr std::size_t kKernelThreads = 37;
 constexpr std::chrono::microseconds kFlagPeriod{40};
 constexpr std::size_t kPage = 4096;
@@ -25,20 +25,20 @@ constexpr std::size_t kPage = 4096;
 std::atomic<int> steps{0};
 
 template <typename T>
-T* touchable(T* address) {
+T* host_pointer(T* address) {
   return static_cast<T*>(host_address(address));
 }
 
-/// Recordings are numbered: who waits means the last one that he has seen.
+/// Recordings are numbered: a wait is for the last one at the time of the call.
 struct CudaEvent {
   struct State {
     std::mutex mutex;
-    std::condition_variable news;
+    std::condition_variable changed;
     std::uint64_t recorded = 0;
     std::uint64_t happened = 0;
     void wait(std::uint64_t number) {
       std::unique_lock lock(mutex);
-      news.wait(lock, [&] { return happened >= number; });
+      changed.wait(lock, [&] { return happened >= number; });
     }
   };
   std::shared_ptr<State> state = std::make_shared<State>();
@@ -128,7 +128,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
     enqueue(stream, [state, number] {
       const std::scoped_lock lock(state->mutex);
       state->happened = number;
-      state->news.notify_all();
+      state->changed.notify_all();
     });
     return {};
   }
@@ -146,7 +146,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
   Status wait_host(cuda::Event event) override {
     CudaEvent::State& state = state_of(event);
     std::unique_lock lock(state.mutex);
-    state.news.wait(lock, [&] { return state.happened >= state.recorded; });
+    state.changed.wait(lock, [&] { return state.happened >= state.recorded; });
     return {};
   }
 
@@ -182,12 +182,12 @@ class FakeDeviceCuda final : public cuda::CudaApi {
     enqueue(stream, [p = parameters]() mutable {
       if (std::atomic_ref(*p.cancelled).load() != 0) return;
       ++steps;
-      p.input = touchable(p.input);
-      p.output = touchable(p.output);
+      p.input = host_pointer(p.input);
+      p.output = host_pointer(p.output);
       for (int r = 0; r < p.ranks; ++r) {
-        p.staging[r] = touchable(p.staging[r]);
-        p.results[r] = touchable(p.results[r]);
-        p.flags[r] = touchable(p.flags[r]);
+        p.staging[r] = host_pointer(p.staging[r]);
+        p.results[r] = host_pointer(p.results[r]);
+        p.flags[r] = host_pointer(p.flags[r]);
       }
       static_cast<void>(kernels::run_on_host(p, kKernelThreads));
     });
@@ -202,7 +202,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
         return;
       ++steps;
       kernels::run_on_host(
-          parameters, [](auto* address) { return touchable(address); }, kKernelThreads);
+          parameters, [](auto* address) { return host_pointer(address); }, kKernelThreads);
     });
     return {};
   }
@@ -222,6 +222,6 @@ int steps_for_shoal() { return steps; }
 extern "C" shoal::cuda::CudaApi* shoal_cuda_api(int version, char* message, std::size_t message_bytes) {
   static auto& api = *new shoal::fake::FakeDeviceCuda;
   if (version == shoal::cuda::kCudaApiVersion) return &api;
-  std::strncpy(message, "the test's CUDA is of another version", message_bytes - 1);
+  std::strncpy(message, "the fake CUDA has another version", message_bytes - 1);
   return nullptr;
 }

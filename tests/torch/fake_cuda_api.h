@@ -1,22 +1,22 @@
-// The fake device of torch as a CUDA for shoal: its streams are the device's, its memory is the device's, its kernels run in
-// the streams by the code of kernels/host_run.h. The program exports shoal_cuda_api(), which is all that libshoal.so needs to
-// find it. Ranks are threads of one process, each on a device of its own.
+// The fake device of torch as a CUDA for shoal: it uses the device's streams and memory, and its kernels run on the streams by
+// kernels/host_run.h. libshoal.so finds it by shoal_cuda_api(), which the program exports. Ranks are threads of one process,
+// each with its own device.
 #pragma once
 
 #include <atomic>
 
 namespace shoal::fake {
 
-/// What this CUDA can do, for groups that are made from then on.
+/// The features of the fake CUDA, for groups that are made later.
 struct CudaBehaviour {
-  std::atomic<bool> works{true};           ///< false: as a device that lacks what is needed
-  std::atomic<bool> exports_memory{true};  ///< false: everything goes through the host's tiles
-  std::atomic<bool> shared_device{true};   ///< false: a GPU for each rank, where one kernel does all of a small call
-  std::atomic<bool> capturing{false};      ///< every stream is being captured
+  std::atomic<bool> works{true};           ///< false: the device lacks a required feature
+  std::atomic<bool> exports_memory{true};  ///< false: calls use tiles in host memory
+  std::atomic<bool> shared_device{true};   ///< false: each rank has its own GPU, and one kernel makes a small call
+  std::atomic<bool> capturing{false};      ///< true: every stream is being captured into a graph
 };
 CudaBehaviour& cuda_behaviour();
 
-/// Kernels and copies that streams have done for shoal.
+/// Kernels and copies that streams have run for shoal.
 int steps_for_shoal();
 
 }  // namespace shoal::fake

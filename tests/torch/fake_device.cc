@@ -35,7 +35,7 @@ constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 constexpr std::uint32_t kSeed = 20;
 constexpr int kPoolStreams = 3;
 constexpr unsigned char kFreed = 0xEE, kJunk = 0xA5;
-// No user's address has this bit.
+// No address in user space has this bit.
 constexpr std::uintptr_t kTag = std::uintptr_t{1} << 50;
 
 template <typename T>
@@ -96,7 +96,7 @@ class Queue {
   std::deque<std::function<void()>> steps_;  ///< the first one is running
 };
 
-/// All streams of all devices. A stream's number is its place; 0 is a device's default stream.
+/// All streams of all devices. A stream's number is its index; number 0 is a device's default stream.
 class Streams {
  public:
   Queue& queue(const c10::Stream& stream) {
@@ -171,7 +171,7 @@ class Event {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    int recorded = 0;  ///< used by the event's own thread
+    int recorded = 0;  ///< used only by the thread that owns the event
     int reached = 0;
     void wait(int number) {
       std::unique_lock<std::mutex> lock(mutex);
@@ -224,10 +224,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override;
 };
 
-/// One piece of the device's memory.
+/// One allocation of device memory.
 struct Block {
   std::vector<unsigned char> memory;
-  c10::Stream stream;  ///< that it was made in
+  c10::Stream stream;  ///< the stream of the allocation
   std::uint64_t number = 0;
   std::mutex mutex;
   std::vector<c10::Stream> used_in;
@@ -239,7 +239,7 @@ std::vector<Block*>& freed_blocks() {
   static std::vector<Block*>& blocks = *new std::vector<Block*>;
   return blocks;
 }
-/// Those in use, by where they begin.
+/// Allocations in use, by start address.
 std::map<const unsigned char*, Block*>& used_blocks() {
   static auto& blocks = *new std::map<const unsigned char*, Block*>;
   return blocks;
@@ -291,7 +291,7 @@ struct DeviceAllocator final : c10::Allocator {
   }
 };
 
-/// Where pinned memory lies: begin and size.
+/// Pinned memory: start and size.
 std::mutex pinned_mutex;
 std::map<const char*, std::size_t>& pinned_pieces() {
   static auto& pieces = *new std::map<const char*, std::size_t>;
@@ -356,7 +356,7 @@ at::Tensor empty_strided_in(at::IntArrayRef sizes, at::IntArrayRef strides, std:
                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type.value_or(at::kFloat));
 }
 
-/// The same elements as a tensor of the CPU. Owns nothing: as on a GPU, who frees memory has to know who uses it.
+/// The same elements as a CPU tensor, which owns nothing: as on a GPU, the owner frees the memory and has to know its users.
 at::Tensor elements_of(const at::Tensor& tensor) {
   at::Tensor elements = at::from_blob(memory_of(tensor.data_ptr()), tensor.sizes(), tensor.strides(),
                                       at::TensorOptions(at::kCPU).dtype(tensor.dtype()));
@@ -372,7 +372,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   TORCH_CHECK(other.is_cpu() || other.device() == on_fake.device(), "fake: a copy between two devices");
   const bool in_order = !other.is_cpu() || (non_blocking && is_pinned(other.data_ptr()));
   const c10::Stream stream = current_stream(on_fake.device());
-  // Memory of the host is kept until then, as torch's own allocators of pinned memory do.
+  // Host memory is kept until then, as torch's allocators of pinned memory keep it.
   const at::Tensor source = from.is_cpu() ? from : elements_of(from);
   const at::Tensor target = to.is_cpu() ? to : elements_of(to);
   streams().queue(stream).push([source, target] {

@@ -1,11 +1,11 @@
-// A device for tests where there is no GPU: torch's PrivateUse1, named "fake". As with CUDA, what is asked of it happens later,
-// in streams; unlike CUDA's, every step comes late by a random time, so that a missing synchronisation is seen as wrong data.
+// A device for tests without a GPU: torch's PrivateUse1, named "fake". Like CUDA it works asynchronously on streams. Unlike
+// CUDA it delays every step by a random time, so that missing synchronization gives wrong data.
 //
 // - Each stream is a thread with a queue. Streams wait for each other through events only.
-// - Its memory cannot be read or written by way of its address, so a tensor that is taken for one of the CPU ends the test.
-// - Memory given back is overwritten, in the order of the stream that it was made in and after the streams that it was recorded
-// on.
-// - Pinned memory is full of junk at first. Copies from or to other memory of the host end before the call returns.
+// - The CPU cannot access its memory, so code that takes a device tensor for a CPU tensor crashes.
+// - Freed memory is overwritten, in the order of the stream on which it was allocated and after the streams on which it was
+//   recorded.
+// - Pinned memory is full of junk at first. Copies from or to other host memory end before the call returns.
 #pragma once
 
 #include <cstddef>
@@ -22,23 +22,23 @@ inline constexpr int kDevices = 4;
 
 at::Device device(int index);
 
-/// A stream that nobody else has.
+/// A new stream.
 c10::Stream new_stream(int index);
 
-/// A copy of a tensor of the CPU, which arrives late in the current stream of the device.
+/// A copy of a CPU tensor, made with a delay on the current stream of the device.
 at::Tensor on_device(const at::Tensor& tensor, int index);
 
-/// Puts that many steps into the current stream of the device.
+/// Adds that many steps to the current stream of the device.
 void keep_busy(int index, int steps);
 
-/// Steps come late by other times from here on.
+/// Changes the random delays of later steps.
 void set_seed(std::uint32_t seed);
 
-/// Waits for all streams; then whether nobody has written to memory after giving it back.
+/// Waits for all streams. Returns whether no freed memory has been written.
 bool freed_memory_is_untouched();
 
-// Under torch, for a CUDA that has these streams and this memory (fake_cuda_api). A stream's native handle names it; null: the
-// default stream of the current device.
+// For fake_cuda_api, which shares these streams and this memory. A stream is given by its native handle; null: the default
+// stream of the current device.
 
 void enqueue(void* stream, std::function<void()> step);
 void synchronize(void* stream);
@@ -48,15 +48,15 @@ void set_current_device(int index);
 /// Memory of the current device.
 void* allocate(std::size_t bytes);
 void release(void* memory);
-/// The allocation that an address lies in; none for memory of the host.
+/// The allocation that contains an address; none for host memory.
 struct Allocation {
   void* base;
   std::size_t bytes;
   int device;
-  std::uint64_t number;  ///< of no other one
+  std::uint64_t number;  ///< unique
 };
 std::optional<Allocation> allocation_of(const void* address);
-/// Where the host finds it: what lies in the host's memory anyway stays as it is. For steps of streams.
+/// The address by which the CPU can access device memory, for steps of streams. Host addresses stay as they are.
 void* host_address(const void* address);
 
 }  // namespace shoal::fake

@@ -1,4 +1,4 @@
-"""bench/fsdp2.py: a transformer trained by FSDP2 on 4 ranks has the same losses over shoal as over Gloo."""
+"""bench/fsdp2.py: FSDP2 on 4 ranks has the same losses over shoal as over Gloo."""
 import json
 import os
 import subprocess
@@ -11,7 +11,7 @@ SCRIPT = os.path.join(support.REPOSITORY, "bench/fsdp2.py")
 SMALL = ("--steps", "6", "--width", "64", "--layers", "2")
 
 
-def test_losses_are_those_of_gloo():
+def test_losses_match_gloo():
     command = (SHOAL, "run", "-n", "4", "--", sys.executable, SCRIPT, *SMALL)
     environment = os.environ | {"SHOAL_PYTHON": os.path.join(support.BUILD, "python"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)

@@ -1,4 +1,4 @@
-// The gradients that data-parallel ranks end up with are those of one process that sees the whole batch.
+// The gradients of data-parallel ranks are those of one process that trains on the whole batch.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,8 +27,8 @@ constexpr int kBackwards = 2;  // one bucket in the first, regrouped into severa
 constexpr std::uint64_t kSeed = 11;
 constexpr double kTolerance = 1e-5;  // relative, of the Euclidean norm of each parameter's gradient
 
-/// ResNet18 whose batch normalisation has seen the whole batch once and is frozen then: with moving statistics the gradient of
-/// a part would depend on who else is in it.
+/// ResNet18 with batch normalization that is frozen after one forward of the whole batch: with moving statistics the gradient
+/// of an image would depend on the other images of its part.
 std::shared_ptr<models::ImageClassifier> frozen_model(const at::Tensor& images) {
   ::torch::manual_seed(kSeed);
   auto model = models::find_model("resnet18")->make(3, 10);
@@ -85,7 +85,7 @@ void train_as_rank(const std::string& backend, const fs::path& folder, int rank,
   const WholeBatch batch = whole_batch();
   const auto model = frozen_model(batch.images);
   if (rank > 0) {
-    const at::NoGradGuard no_grad;  // the start must come from rank 0
+    const at::NoGradGuard no_grad;  // DataParallel must broadcast rank 0's weights
     for (at::Tensor& parameter : model->parameters()) parameter.add_(1.0);
     for (at::Tensor& buffer : model->buffers()) buffer.add_(1);
   }
@@ -102,7 +102,7 @@ void train_as_rank(const std::string& backend, const fs::path& folder, int rank,
   }
 }
 
-/// Runs each body in a process of its own: torch's threads do not survive a fork, so this process never starts them.
+/// Forks a process for each body. This process never starts torch's threads, because they would not survive a fork.
 void run_processes(const std::vector<std::function<void()>>& bodies) {
   std::vector<pid_t> children;
   for (const auto& body : bodies) {
@@ -150,7 +150,7 @@ class Gradients : public ::testing::TestWithParam<Case> {
   fs::path folder_;
 };
 
-TEST_P(Gradients, EqualThoseOfOneProcessOnTheWholeBatch) {
+TEST_P(Gradients, GradientsMatchOneProcess) {
   const auto [backend, ranks] = GetParam();
 #ifndef SHOAL_TORCH_HAS_GLOO
   if (std::string(backend) == "gloo") GTEST_SKIP() << "built without Gloo's headers";

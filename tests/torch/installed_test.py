@@ -1,4 +1,4 @@
-"""A project outside of the tree finds an installed copy by find_package(shoal COMPONENTS torch) and trains with it on several ranks."""
+"""A CMake project outside of the tree finds an installed copy by find_package(shoal COMPONENTS torch) and trains on several ranks."""
 import os
 import re
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import support
 
 SOURCE = os.path.join(support.REPOSITORY, "tests/torch/outside")
-# Beside the main build, and kept, since torch's headers take half a minute: a second run compiles nothing.
+# Beside the main build. It is kept, because torch's headers take half a minute to compile.
 FOLDER = support.BUILD + "-outside"
 PREFIX = os.path.join(FOLDER, "prefix")
 BUILD = os.path.join(FOLDER, "build")
@@ -27,7 +27,7 @@ def run(*command, timeout=120):
     return done.stdout, done.returncode
 
 
-def run_well(*command, timeout=120):
+def run_or_fail(*command, timeout=120):
     output, status = run(*command, timeout=timeout)
     if status != 0:
         raise AssertionError(f"{' '.join(command)}: exit status {status}\n{output[-6000:]}")
@@ -47,27 +47,27 @@ class TestInstalled:
         made = PREFIX + "-made"
         for folder in (made, PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
-        run_well("cmake", "--install", support.BUILD, "--prefix", made)
+        run_or_fail("cmake", "--install", support.BUILD, "--prefix", made)
         os.rename(made, PREFIX)  # no file in it may contain the old path
         output, status = configure(BUILD)
         if status != 0:
             raise AssertionError(output[-6000:])
-        run_well("cmake", "--build", BUILD, timeout=600)
+        run_or_fail("cmake", "--build", BUILD, timeout=600)
 
     def ranks(self, *command):
         """(rank, ranks, first loss, last loss, weights) of every rank."""
-        output = run_well(*command, os.path.join(BUILD, "mlp"))
+        output = run_or_fail(*command, os.path.join(BUILD, "mlp"))
         found = re.findall(r"rank (\d+) of (\d+): loss ([\d.]+) to ([\d.]+), weights ([\d.]+)", output)
         return sorted((int(rank), int(size), float(first), float(last), float(weights)) for rank, size, first, last, weights in found)
 
-    def test_trains(self):
+    def test_one_rank_trains(self):
         (_, size, first, last, _), = self.ranks()
         assert size == 1
         assert last < first / 2
 
     @pytest.mark.parametrize("launcher", ((SHOAL, "run", "-n", "2", "--"), (SHOAL, "run", "-n", "3", "--"), (*TORCHRUN, "--nproc-per-node=2")),
                              ids=("shoal-run-2", "shoal-run-3", "torchrun-2"))
-    def test_trains_as_one_process_does(self, launcher):
+    def test_several_ranks_match_one_process(self, launcher):
         (_, _, _, last, weights), = self.ranks()
         found = self.ranks(*launcher)
         assert [rank[0] for rank in found] == list(range(found[0][1]))

@@ -1,4 +1,4 @@
-// How ranks join without Python: where c10d's store listens, and what shoal's groups ask of it.
+// How ranks join without Python: where c10d's store listens, and that shoal's groups do not use it.
 #include <gtest/gtest.h>
 
 #include <arpa/inet.h>
@@ -90,7 +90,7 @@ void check(bool right, const std::string& what) {
   if (!right) throw std::runtime_error("not so: " + what);
 }
 
-/// Runs `body(rank)` on two ranks of a job as `shoal run` describes it, in processes of their own.
+/// Forks two ranks with the environment of `shoal run`, which run `body(rank)`.
 void run_ranks(const Environment& environment, const std::function<void(int)>& body) {
   const Result<Listener> free = listen_on("127.0.0.1");
   ASSERT_TRUE(free.ok()) << free.status().message();
@@ -126,8 +126,8 @@ void run_ranks(const Environment& environment, const std::function<void(int)>& b
   }
 }
 
-// First: nothing has started threads in this process yet, which a fork would leave behind.
-TEST(OpenStore, OtherRanksReachItAtTheChosenAddress) {
+// This test comes first, because threads of later tests would not survive a fork.
+TEST(OpenStore, PeersConnectAtChosenAddress) {
   std::vector<std::string> addresses{"127.0.0.3"};
   if (has_ipv6_loopback()) addresses.emplace_back("::1");
   for (const std::string& address : addresses) {
@@ -140,42 +140,43 @@ TEST(OpenStore, OtherRanksReachItAtTheChosenAddress) {
       check(store.ok(), store.status().message());
       for (const std::string& one : listeners()) check(before.contains(one) || one.starts_with(address + ":"), one);
       (*store)->set("from " + std::to_string(rank), std::vector<std::uint8_t>{7});
-      check((*store)->get("from " + std::to_string(1 - rank)) == std::vector<std::uint8_t>{7}, "the other rank's value");
-      check((*communicator)->barrier().ok(), "nobody leaves first");
+      check((*store)->get("from " + std::to_string(1 - rank)) == std::vector<std::uint8_t>{7}, "the value of the other rank");
+      check((*communicator)->barrier().ok(), "both ranks are done");
     });
   }
 }
 
-// The links of the job have been proven with its key, which c10d's store does not know: rank 0 of mpirun keeps it to itself.
-TEST(Training, GroupsOfShoalAskTheStoreNothing) {
+// The job's links are authenticated by its key, but c10d's store does not know the key. So shoal's groups must not use the
+// store.
+TEST(Training, ShoalGroupsDoNotUseStore) {
   run_ranks({}, [](int rank) {
     constexpr milliseconds kTimeout(3000);
     Result<train::Job> job = train::join_job(kTimeout, /*needs_store=*/false);
     check(job.ok(), job.status().message());
-    check(dynamic_cast<c10d::HashStore*>(job->store.get()) != nullptr, "nobody serves a store that nobody needs");
+    check(dynamic_cast<c10d::HashStore*>(job->store.get()) != nullptr, "no rank serves a store that is not needed");
     const auto clock = std::make_shared<train::CommClock>();
     const auto group = train::make_group(*job, kBackendName, "shoal", clock);
     check(group.ok(), group.status().message());
     std::vector<at::Tensor> tensors{at::full({1000}, rank + 1, at::kFloat)};
     check((*group)->allreduce(tensors)->wait(), "the sum arrives");
     check(tensors[0].eq(3).all().item<bool>(), "it is a sum");
-    // The job's time limit is that of the group's calls.
+    // The job's timeout is the timeout of the group's calls.
     const auto start = steady_clock::now();
     if (rank == 0) {
-      std::string said;
+      std::string message;
       try {
         (*group)->allreduce(tensors)->wait();
       } catch (const std::exception& error) {
-        said = error.what();
+        message = error.what();
       }
-      check(testing::mentions(said, "rank 0", "3.0 s"), "a timeout: " + said);
-      check(steady_clock::now() - start < 3 * kTimeout, "it comes in time");
+      check(testing::mentions(message, "rank 0", "3.0 s"), "a timeout: " + message);
+      check(steady_clock::now() - start < 3 * kTimeout, "the timeout comes in time");
     }
-    check(job->control->barrier({.timeout = seconds(20)}).ok(), "a group that has failed leaves the job alone");
+    check(job->control->barrier({.timeout = seconds(20)}).ok(), "a failed group does not affect the job");
   });
 }
 
-TEST(JoinJob, TheStoreListensAtTheChosenAddressOnly) {
+TEST(JoinJob, StoreListensAtChosenAddressOnly) {
   std::vector<std::pair<Environment, std::string>> cases{
       {{}, "127.0.0.1"}, {{{"SHOAL_HOST_ADDRESS", "127.0.0.3"}}, "127.0.0.3"}, {{{"SHOAL_SOCKET_IFNAME", "lo"}}, "127.0.0.1"}};
   if (has_ipv6_loopback()) cases.push_back({{{"SHOAL_HOST_ADDRESS", "::1"}}, "::1"});
@@ -189,16 +190,16 @@ TEST(JoinJob, TheStoreListensAtTheChosenAddressOnly) {
       for (const std::string& one : listeners()) {
         if (!before.contains(one)) added.push_back(one);
       }
-      ASSERT_EQ(added.size(), 1U) << "the store's";
+      ASSERT_EQ(added.size(), 1U) << "only the store listens";
       EXPECT_TRUE(added[0].starts_with(address + ":")) << added[0];
     }
-    EXPECT_EQ(listeners(), before) << "it is closed with the group";
+    EXPECT_EQ(listeners(), before) << "the store is closed with the group";
   }
   set({});
 }
 
-TEST(Listener, SaysWhatToDoAboutAnAddressOfAnotherHost) {
-  const Result<Listener> nowhere = listen_on("203.0.113.7");  // for documents
+TEST(Listener, AddressOfOtherHostNamesSetting) {
+  const Result<Listener> nowhere = listen_on("203.0.113.7");  // reserved for documentation
   ASSERT_FALSE(nowhere.ok());
   EXPECT_EQ(nowhere.status().code(), StatusCode::system_error);
   EXPECT_TRUE(

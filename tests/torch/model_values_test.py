@@ -1,4 +1,4 @@
-"""Forward, backward and running statistics of every network are those of the same network in Python, from the same weights."""
+"""Scores, gradients and running statistics of every network match those of the same network in Python with the same weights."""
 import os
 import subprocess
 import tempfile
@@ -14,7 +14,7 @@ TRAIN = os.path.join(support.BUILD, "bin", "shoal_train")
 SEED = 11
 MODELS = ("vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "mobilenet_v2", "shufflenet_v2_x0.5", "shufflenet_v2_x1",
           "shufflenet_v2_x1.5", "shufflenet_v2_x2", "densenet121")
-COLOUR, GREY = (3, 32, 10), (1, 28, 5)  # channels, pixels of a side, classes
+COLOR, GREY = (3, 32, 10), (1, 28, 5)  # channels, pixels of a side, classes
 
 
 def assert_close(ours, theirs, what):
@@ -46,23 +46,23 @@ def check(name, channels, pixels, classes):
         assert_close(dump[f"buffer {index}"].double(), buffer, f"{name}: buffer {index}")
 
 
-def test_these_are_all_models():
+def test_all_models_are_listed():
     listed = subprocess.run([TRAIN, "models"], check=True, capture_output=True, text=True).stdout
     assert [line.split()[0] for line in listed.splitlines()[1:]] == list(MODELS)
 
 
-# These take a third of the time of the other two families; the rest is left to tests/long.
+# These families take a third of the time of the others; tests/long runs the rest.
 QUICK = ("vgg11", "resnet18", "shufflenet_v2_x0.5")
 
 
 @pytest.mark.parametrize("name, shape", [pytest.param(name, shape, marks=() if name in QUICK else pytest.mark.long)
-                                         for name, shape in zip(MODELS, (GREY, COLOUR) * 7)])
-def test_a_network_has_the_values_of_its_reference(name, shape):
+                                         for name, shape in zip(MODELS, (GREY, COLOR) * 7)])
+def test_a_network_matches_its_reference(name, shape):
     print(f"seed {SEED}")
     check(name, *shape)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ("vgg16", "densenet121", "shufflenet_v2_x1"))
-def test_a_network_for_28_pixels_in_colour(name):
+def test_a_network_for_28_color_pixels_matches_its_reference(name):
     check(name, 3, 28, 10)

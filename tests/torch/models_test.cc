@@ -1,4 +1,4 @@
-// The networks: sizes, shapes, gradients and announcements. model_values_test.py holds their values to a reference.
+// The networks: sizes, shapes, gradients and announcements. model_values_test.py compares their values with a reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,13 +31,13 @@ const std::map<std::string, std::int64_t> kParameters{
 
 class EveryModel : public ::testing::TestWithParam<ModelInfo> {};
 
-TEST_P(EveryModel, HasItsNumberOfParameters) {
+TEST_P(EveryModel, ParameterCountIsRight) {
   const ModelSize size = measure(*GetParam().make(3, 10));
   EXPECT_EQ(size.parameters, kParameters.at(GetParam().name));
   EXPECT_EQ(size.bytes, 4 * size.parameters);
 }
 
-TEST_P(EveryModel, TakesOneOrThreeChannelsOf28Or32Pixels) {
+TEST_P(EveryModel, ModelTakesAllChannelsAndSizes) {
   const at::NoGradGuard no_grad;
   for (const int channels : {1, 3}) {
     const auto model = GetParam().make(channels, 7);
@@ -48,12 +48,12 @@ TEST_P(EveryModel, TakesOneOrThreeChannelsOf28Or32Pixels) {
   }
 }
 
-TEST_P(EveryModel, AnnouncesEveryParameterAndGivesItAGradient) {
+TEST_P(EveryModel, EveryParameterIsAnnouncedAndGetsGradient) {
   ::torch::manual_seed(3);
   const auto model = GetParam().make(1, 10);
   std::set<const c10::TensorImpl*> announced;
   model->announce_to([&](const ::torch::nn::Module& part) {
-    EXPECT_NE(&part, model.get()) << "a part at a time";
+    EXPECT_NE(&part, model.get()) << "the model announces its parts, not itself";
     for (const at::Tensor& parameter : part.parameters()) announced.insert(parameter.unsafeGetTensorImpl());
   });
   model->forward(at::randn({2, 1, 28, 28})).square().sum().backward();
@@ -71,7 +71,7 @@ std::string test_name(const ::testing::TestParamInfo<ModelInfo>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Models, EveryModel, ::testing::ValuesIn(all_models()), test_name);
 
-TEST(Models, AnUnknownNameListsTheKnownOnes) {
+TEST(Models, UnknownNameListsKnownModels) {
   const Result<ModelInfo> info = find_model("resnet19");
   EXPECT_EQ(info.status().code(), StatusCode::invalid_argument);
   EXPECT_NE(info.status().message().find("densenet121"), std::string::npos);

@@ -1,4 +1,4 @@
-// Training whose averages and updates overlap with the next forward ends up with the same bits as training that waits.
+// Training whose averages and updates overlap with the next forward gives the same bits as training that waits.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -72,7 +72,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, co
       c10::make_intrusive<c10d::PrefixStore>(name, c10::make_intrusive<c10d::FileStore>(store_file.string(), ranks));
   c10::intrusive_ptr<c10d::Backend> inner;
   if (backend == "shoal") {
-    // With more than two ranks the sum depends on the order of its operands, so on the algorithm and with that on the size.
+    // With more than two ranks the bits depend on the order of additions, so on the algorithm, which depends on the size.
     auto in_rank_order = c10::make_intrusive<torch::ProcessGroupShoal::Options>();
     in_rank_order->algorithm = "direct";
     inner = c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks, in_rank_order);
@@ -99,7 +99,7 @@ DataParallelOptions options(Overlap overlap, bool slices = false) {
 }
 
 void make_step(models::ImageClassifier& model, DataParallel& parallel, int rank) {
-  const at::Tensor images = at::randn({3, 3, 12, 12}) * (rank + 1);  // other batch statistics on every rank
+  const at::Tensor images = at::randn({3, 3, 12, 12}) * (rank + 1);  // batch statistics differ between ranks
   const at::Tensor labels = at::randint(10, {3}, at::kLong);
   parallel.clear_gradients();
   parallel.before_forward();
@@ -127,7 +127,7 @@ using MakeModel = std::function<std::shared_ptr<models::ImageClassifier>()>;
 
 void train(const Group& group, const MakeModel& make, const DataParallelOptions& options, const fs::path& result) {
   const int rank = group->getRank();
-  ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(rank));  // the start must come from rank 0
+  ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(rank));  // DataParallel must broadcast rank 0's weights
   const auto model = make();
   DataParallel parallel(*model, group, options);
   for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, rank);
@@ -149,8 +149,8 @@ class Ranks : public ::testing::Test {
   }
   ~Ranks() override { fs::remove_all(folder_); }
 
-  /// Runs `body(rank)` in a process of its own for each rank: torch's threads do not survive a fork, so this process never
-  /// starts them. A failed assertion or an exception of a body is a failure here.
+  /// Forks a process for each rank, which runs `body(rank)`. This process never starts torch's threads, because they would not
+  /// survive a fork. A failed assertion or an exception of a body fails the test.
   void run(int ranks, const std::function<void(int)>& body) {
     std::vector<pid_t> children;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -177,7 +177,7 @@ class Ranks : public ::testing::Test {
     }
   }
 
-  /// Trains in all ways and compares all ranks' parameters, buffers and answers.
+  /// Trains with every kind of overlap and compares all ranks' parameters, buffers and scores.
   void expect_same_bits(const std::string& backend, int ranks, const MakeModel& make) {
     run(ranks, [&](int rank) {
       const Group group = make_group(backend, folder_ / "store", rank, ranks, backend);
@@ -202,22 +202,22 @@ MakeModel layers(Announces announces) {
   return [announces] { return std::make_shared<Layers>(announces); };
 }
 
-TEST_F(Ranks, OneHasTheSameBits) { expect_same_bits("shoal", 1, layers(Announces::all)); }
-TEST_F(Ranks, TwoHaveTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::all)); }
-TEST_F(Ranks, FourHaveTheSameBits) { expect_same_bits("shoal", 4, layers(Announces::all)); }
-TEST_F(Ranks, ASilentModelHasTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::none)); }
-TEST_F(Ranks, AModelThatForgetsLayersHasTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::some)); }
-TEST_F(Ranks, ANetworkHasTheSameBits) {
+TEST_F(Ranks, OneRankGetsSameBits) { expect_same_bits("shoal", 1, layers(Announces::all)); }
+TEST_F(Ranks, TwoRanksGetSameBits) { expect_same_bits("shoal", 2, layers(Announces::all)); }
+TEST_F(Ranks, FourRanksGetSameBits) { expect_same_bits("shoal", 4, layers(Announces::all)); }
+TEST_F(Ranks, ModelWithoutAnnouncementsGetsSameBits) { expect_same_bits("shoal", 2, layers(Announces::none)); }
+TEST_F(Ranks, ModelWithSomeAnnouncementsGetsSameBits) { expect_same_bits("shoal", 2, layers(Announces::some)); }
+TEST_F(Ranks, ShuffleNetGetsSameBits) {
   expect_same_bits("shoal", 2, [] { return models::find_model("shufflenet_v2_x1")->make(3, 10); });
 }
-TEST_F(Ranks, GlooHasTheSameBits) {
+TEST_F(Ranks, GlooGetsSameBits) {
 #ifndef SHOAL_TORCH_HAS_GLOO
   GTEST_SKIP() << "built without Gloo's headers";
 #endif
   expect_same_bits("gloo", 2, layers(Announces::all));
 }
 
-TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
+TEST_F(Ranks, UpdatesAreDeferredIfModelAnnounces) {
   run(1, [&](int) {
     const Group group = make_group("shoal", folder_ / "store", 0, 1, "shoal");
     for (const Announces announces : {Announces::all, Announces::none, Announces::some}) {
@@ -236,7 +236,7 @@ TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
   });
 }
 
-TEST_F(Ranks, AMissingOptimizerIsAnError) {
+TEST_F(Ranks, MissingOptimizerThrows) {
   run(1, [&](int) {
     const Group group = make_group("shoal", folder_ / "store", 0, 1, "shoal");
     Layers model(Announces::all);
@@ -248,14 +248,14 @@ TEST_F(Ranks, AMissingOptimizerIsAnError) {
   });
 }
 
-TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
+TEST_F(Ranks, LeavingPeerIsErrorAndNotHang) {
   run(2, [&](int rank) {
     const Group group = make_group("shoal", folder_ / "store", rank, 2, "shoal");
     Layers model(Announces::all);
     DataParallel parallel(model, group, options(Overlap::next_forward));
     for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
     parallel.flush();
-    if (rank == 1) return;  // with its process
+    if (rank == 1) return;  // its process ends
     EXPECT_ANY_THROW({
       make_step(model, parallel, rank);
       parallel.flush();
@@ -267,7 +267,7 @@ TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
   });
 }
 
-TEST_F(Ranks, DestructionDoesNotWaitForWhatIsInFlight) {
+TEST_F(Ranks, DestructorDoesNotWaitForCallsInFlight) {
   run(2, [&](int rank) {
     const Group group = make_group("shoal", folder_ / "store", rank, 2, "shoal");
     Layers model(Announces::all);
@@ -275,10 +275,10 @@ TEST_F(Ranks, DestructionDoesNotWaitForWhatIsInFlight) {
       DataParallel parallel(model, group, options(Overlap::next_forward));
       for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
       parallel.flush();
-      if (rank == 0) make_step(model, parallel, rank);  // nobody answers
+      if (rank == 0) make_step(model, parallel, rank);  // rank 1 takes no part
     }
     const at::NoGradGuard no_grad;
-    EXPECT_TRUE(model.forward(at::randn({1, 3, 12, 12})).defined()) << "the model no longer announces to what is gone";
+    EXPECT_TRUE(model.forward(at::randn({1, 3, 12, 12})).defined()) << "the model must not use the destroyed DataParallel";
   });
 }
 

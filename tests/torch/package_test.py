@@ -1,4 +1,4 @@
-"""pip install torch_plugin/python: the wheel works without the build folder, in an environment with nothing else but torch."""
+"""pip install torch_plugin/python: the wheel works without the build folder, in an environment with torch only."""
 import os
 import re
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import support
 
 SOURCE = os.path.join(support.REPOSITORY, "torch_plugin/python")
-# Beside the main build, since a compiler cache depends on paths. Kept: a second run compiles changes only.
+# Beside the main build, because a compiler cache depends on paths. It is kept, so that a second run compiles changes only.
 FOLDER = support.BUILD + "-wheel"
 ENVIRONMENT = os.path.join(FOLDER, "environment")
 PYTHON = os.path.join(ENVIRONMENT, "bin/python")
@@ -19,7 +19,7 @@ TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-
 
 
 def compiler(language):
-    """That of the main build: the compiler cache misses for any other name, such as that of the compiler which built Python."""
+    """The compiler of the main build. The compiler cache would miss for any other name, such as that of the compiler which built Python."""
     with open(os.path.join(support.BUILD, "CMakeCache.txt"), encoding="utf-8") as file:
         return re.search(rf"^CMAKE_{language}_COMPILER:\w+=(.+)$", file.read(), re.MULTILINE).group(1)
 
@@ -74,7 +74,7 @@ class TestPackage:
         assert len(loaded) == 2
         assert all(path.startswith(ENVIRONMENT) for path in loaded), loaded
 
-    def test_the_version_is_that_of_the_project(self):
+    def test_the_version_matches_the_project(self):
         with open(os.path.join(support.REPOSITORY, "CMakeLists.txt"), encoding="utf-8") as file:
             version = re.search(r"project\(shoal VERSION ([0-9.]+)", file.read()).group(1)
         found = run(PYTHON, "-c", "import shoal, importlib.metadata as m; print(shoal.__version__, m.version('shoal'))").split()

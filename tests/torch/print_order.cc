@@ -1,5 +1,4 @@
-// Prints what data::distributed_order gives for SIZE RANK RANKS SHUFFLE SEED EPOCH, for sampler_test.py to compare with
-// PyTorch.
+// Prints data::distributed_order for SIZE RANK RANKS SHUFFLE SEED EPOCH. sampler_test.py compares it with PyTorch.
 #include <cstdio>
 #include <cstdlib>
 

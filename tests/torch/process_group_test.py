@@ -21,7 +21,7 @@ COUNT = 1237
 
 
 def pattern(rank, dtype, count=COUNT):
-    """Small whole numbers, never zero, so that every type holds every result exactly."""
+    """Small integers, never zero, so that every type holds every result exactly."""
     return ((torch.arange(count) + rank) % 2 + 1).to(dtype)
 
 
@@ -74,7 +74,7 @@ def reduce_bool(rank, size):
 
 
 def reduce_float8(rank, size):
-    """Small whole numbers, which two bits of fraction hold, and averages rounded once as torch rounds them."""
+    """Small integers, which two bits of fraction hold, and averages, which torch's conversion rounds once."""
     for dtype in FLOAT8:
         wide = [pattern(r, torch.float32, 5 * size) for r in range(size)]
         for op in ("SUM", "PRODUCT", "MIN", "MAX", "AVG"):
@@ -88,7 +88,7 @@ def reduce_float8(rank, size):
             share = torch.zeros(5).to(dtype)
             dist.reduce_scatter_tensor(share, wide[rank].to(dtype), op=getattr(dist.ReduceOp, op))
             check(torch.equal(share.float(), expected[5 * rank: 5 * rank + 5]), f"reduce_scatter {op} of {dtype}")
-        # Beyond the largest number: NaN or infinity, as torch's own conversion makes of the sum, and never a number.
+        # Overflow: the NaN or infinity of torch's conversion, never a finite number.
         largest = torch.finfo(dtype).max
         tensor = torch.full((70,), largest).to(dtype)
         dist.all_reduce(tensor)
@@ -100,7 +100,7 @@ def reduce_float8(rank, size):
         expect(ValueError, r"all_reduce .*\bBOR .*Float8", lambda: dist.all_reduce(tensor, op=dist.ReduceOp.BOR))
     others = torch.ones(4).to(torch.float8_e4m3fnuz)
     expect(ValueError, r"all_reduce .*\bSUM .*Float8_e4m3fnuz", lambda: dist.all_reduce(others))
-    dist.broadcast(others, src=0)  # but any type can be moved
+    dist.broadcast(others, src=0)  # broadcast works for every type
 
 
 def all_reduce_complex(rank, size):
@@ -139,18 +139,18 @@ def shapes_and_strides(rank, size):
         check(torch.equal(strided, torch.full_like(tensor, size)), f"broadcast of strides {strided.stride()}")
     whole = torch.zeros(10, 10)
     dist.all_reduce(whole[:, ::2].add_(1))
-    check(torch.equal(whole[:, 1::2], torch.zeros(10, 5)), "what lies between the elements was touched")
+    check(torch.equal(whole[:, 1::2], torch.zeros(10, 5)), "memory between the elements was written")
 
 
 def layouts(values):
-    """The same values in other orders of memory: rows first, channels last, transposed."""
+    """The same values in several memory layouts: contiguous, channels last, transposed."""
     yield values.contiguous()
     yield values.contiguous(memory_format=torch.channels_last)
     yield values.transpose(0, 3).contiguous().transpose(0, 3)
 
 
 def strides_that_differ(rank, size):
-    """Every rank lays its tensors out in its own way; elements belong together by their index."""
+    """Every rank uses another memory layout; elements correspond by their index."""
     def mine(values, turn=0):
         return list(layouts(values))[(rank + turn) % 3].clone()
 
@@ -215,7 +215,7 @@ def strides_that_differ(rank, size):
 
 
 def uneven_parts(rank, size):
-    """The ranks' tensors have several sizes, 0 among them; each call in both forms."""
+    """The ranks' tensors have different sizes, also 0; each call is made blocking and asynchronously."""
     def part(r, value=None):
         return torch.full((2 * r, 3), float(r if value is None else value))
 
@@ -253,7 +253,7 @@ def uneven_parts(rank, size):
 
 
 def integer_averages(rank, size):
-    """The sum may not fit into the type, the average does. Toward zero, as an exact quotient is cut."""
+    """The sum may overflow the type; the average is exact and rounded toward zero."""
     average = dist.ReduceOp.AVG
     for dtype in INTEGERS + (torch.uint16, torch.uint32, torch.uint64):
         limits = torch.iinfo(dtype)
@@ -374,7 +374,7 @@ def point_to_point(rank, size):
     dist.send(torch.arange(24.0).view(6, 4).contiguous() + rank, right)
     work.wait()
     check(torch.equal(transposed, torch.arange(24.0).view(6, 4) + left), "into a transposed tensor")
-    # Tags are told apart, whatever the order of the receives.
+    # Messages match by tag, in any order of the receives.
     receives = [dist.irecv(torch.zeros(1), left, tag=tag) for tag in (3, 1, 2)]
     for tag in (1, 2, 3):
         dist.isend(torch.tensor([10.0 * rank + tag]), right, tag=tag)
@@ -386,7 +386,7 @@ def point_to_point(rank, size):
             source = dist.recv(tensor, tag=9)
             check(tensor.tolist() == [source, 9.0], f"from {source}: {tensor.tolist()}")
             senders.add(source)
-        check(senders == set(range(1, size)), "everybody sent once")
+        check(senders == set(range(1, size)), "every rank sent once")
     else:
         dist.send(torch.tensor([rank, 9.0]), 0, tag=9)
     incoming = torch.zeros(5)
@@ -456,7 +456,7 @@ def barriers(rank, size):
 
 
 def calls_that_unpack(rank, size):
-    """(its work, whether its result is right) of each kind of call that copies its result into the caller's tensors, started asynchronously."""
+    """Starts each kind of call that copies its result into the caller's tensors. Yields (work, function that checks the result)."""
     mine = torch.full((3, 2), float(rank + 1))
     total = float(size * (size + 1) // 2)
     numbers = [float(r + 1) for r in range(size)]
@@ -479,9 +479,9 @@ def calls_that_unpack(rank, size):
 
 
 def modes_of_the_caller(rank, size):
-    """What ends a call, and so copies its result, may be another thread than the caller's, which is in none of these modes."""
+    """The thread that ends a call, and copies its result, may be another one than the caller's, without the caller's modes."""
     for name, mode in (("inference", torch.inference_mode), ("no_grad", torch.no_grad), ("autocast", lambda: torch.autocast("cpu"))):
-        for pause in (0, 0.01):  # after the pause shoal's own thread has ended it
+        for pause in (0, 0.01):  # after the pause shoal's thread has ended the call
             with mode():
                 for number, (work, is_right) in enumerate(calls_that_unpack(rank, size)):
                     time.sleep(pause)
@@ -561,12 +561,12 @@ def bad_arguments(rank, size):
     expect(ValueError, "all_reduce: .*meta", lambda: group.allreduce([meta], dist.AllreduceOptions()))
     expect(ValueError, "set_timeout: .*-1000 ms", lambda: group.set_timeout(timedelta(seconds=-1)))
     tensor = torch.ones(1)
-    dist.all_reduce(tensor)  # nothing of this closed the group
+    dist.all_reduce(tensor)  # the bad calls have not closed the group
     check(tensor.item() == size, "the group still works")
 
 
 def splits_that_differ(rank, size):
-    """Rank 0 sends rank 1 three rows, rank 1 expects two: both errors name the ranks and the numbers."""
+    """Rank 0 sends three rows to rank 1, which expects two: both errors name the ranks and the numbers."""
     sends, receives = ([1, 3], [1, 1]) if rank == 0 else ([1, 1], [2, 1])
     expect(dist.DistBackendError, r"rank 0\b.*\b3\b.*rank 1\b.*\b2\b",
            lambda: dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(sum(sends)), receives, sends))
@@ -586,7 +586,7 @@ def subgroups(rank, size):
 
 
 def groups_share_links(rank, size):
-    """Groups need no sockets, threads or startup of their own, exist side by side and end in any order."""
+    """Groups need no sockets, no threads and no startup, coexist and end in any order."""
     dist.all_reduce(torch.ones(1))
     files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     groups = [dist.new_group([r for r in range(size) if r != left_out]) for left_out in range(size) for _ in range(5)]
@@ -607,7 +607,7 @@ def groups_share_links(rank, size):
 
 
 def destroyed(rank, size):
-    """A rank may close a group that it still refers to; later calls on it are errors."""
+    """A rank may destroy a group that it still references; later calls on it fail."""
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
     subgroup = dist.new_group([0, 1])
     if rank < 2:
@@ -618,7 +618,7 @@ def destroyed(rank, size):
     dist.destroy_process_group()
     expect(dist.DistBackendError, "destroyed", lambda: group.allreduce([torch.ones(1)], dist.AllreduceOptions()))
     expect(dist.DistBackendError, "destroyed", lambda: group.shrink([1 - rank]) if rank < 2 else group.shrink([0]))
-    group.abort()  # there is no call to abort
+    group.abort()  # without a call in flight
 
 
 def splits(rank, size):
@@ -683,7 +683,7 @@ def aborted(rank, size):
 def shared_tensors(rank, size):
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
     cpu = torch.device("cpu")
-    check(group.supports_tensor_alloc(cpu), "the backend has memory of its own")
+    check(group.supports_tensor_alloc(cpu), "the backend allocates memory")
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for elements in (0, 1, 1000, 300_001):
             tensor = group.allocate_tensor(elements, dtype=dtype, device=cpu)
@@ -694,7 +694,7 @@ def shared_tensors(rank, size):
             dist.all_reduce(tensor[elements // 2:])
             check(torch.equal(tensor, expected.to(dtype)), f"the sum of {elements} {dtype}")
     pieces = [group.allocate_tensor(100_000, dtype=torch.float32, device=cpu) for _ in range(20)]
-    del pieces  # memory goes back with its tensor
+    del pieces  # frees the memory
     expect(ValueError, "register_buffer: .*CUDA.*cpu", lambda: group.register_buffer(torch.zeros(3)))
 
 
@@ -722,7 +722,7 @@ def time_estimates(rank, size):
         check(estimate(lambda: [call() for call in calls[:3]] and None) >= sum(times[:3]) * 0.999, "times add up")
         check(torch.equal(tensor, torch.full((1000,), 3.0)), "a call was made")
         check(all(torch.equal(each, torch.full((1000,), -1.0)) for each in outputs), "an output was touched")
-        check(estimate(lambda: None) == 0, "nothing takes no time")
+        check(estimate(lambda: None) == 0, "an empty block takes no time")
         if size > 1:
             check(0 < one < estimate(lambda: dist.all_reduce(torch.ones(1_000_000))), "larger calls take longer")
             sent = [estimate(lambda n=n: dist.send(torch.ones(n), dst=1)) for n in (10, 1_000_000)]
@@ -770,12 +770,12 @@ def test_shapes_and_strides(size):
 
 
 @pytest.mark.parametrize("size", (2, 3))
-def test_strides_that_differ_between_ranks(size):
+def test_ranks_may_use_different_strides(size):
     run_ranks(size, strides_that_differ)
 
 
 @pytest.mark.parametrize("size", (1, 3))
-def test_parts_of_several_sizes(size):
+def test_parts_may_have_different_sizes(size):
     run_ranks(size, uneven_parts)
 
 
@@ -804,7 +804,7 @@ def test_all_to_all(size):
     run_ranks(size, all_to_all)
 
 
-def test_splits_that_differ_between_ranks():
+def test_different_splits_are_a_mismatch():
     run_ranks(2, splits_that_differ)
 
 
@@ -834,7 +834,7 @@ def test_objects(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_many_in_flight_with_futures(size):
+def test_many_calls_in_flight_have_futures(size):
     run_ranks(size, asynchronous)
 
 
@@ -844,7 +844,7 @@ def test_barrier(size):
 
 
 @pytest.mark.parametrize("size", (2, 3))
-def test_modes_of_the_caller(size):
+def test_calls_work_in_every_mode_of_the_caller(size):
     run_ranks(size, modes_of_the_caller)
 
 
@@ -853,7 +853,7 @@ def test_function_transforms():
 
 
 @pytest.mark.parametrize("size", (1, 2))
-def test_bad_arguments(size):
+def test_bad_arguments_are_refused(size):
     run_ranks(size, bad_arguments)
 
 
@@ -867,7 +867,7 @@ def test_groups_share_links(size):
     run_ranks(size, groups_share_links)
 
 
-def test_use_after_destruction():
+def test_calls_after_destruction_fail():
     for _ in range(5):
         run_ranks(4, destroyed)
 
@@ -877,18 +877,18 @@ def test_a_group_shrinks():
 
 
 @pytest.mark.parametrize("size", (2, 3))
-def test_a_late_rank_is_a_timeout_that_names_it(size):
+def test_a_timeout_names_the_late_rank(size):
     for message, seconds in run_ranks(size, late_rank)[:-1]:
         assert "timeout" in message
         assert re.search(rf"\b{size - 1}\b", message), message
         assert seconds < 4
 
 
-def test_a_mismatch_is_an_error_on_every_rank():
+def test_all_ranks_report_a_mismatch():
     for message in run_ranks(2, mismatch):
         assert "mismatch" in message
 
 
-def test_abort_ends_waiting_on_the_other_ranks():
+def test_abort_ends_the_waits_of_other_ranks():
     for message in run_ranks(3, aborted)[1:]:
         assert "shoal all_reduce" in message

@@ -1,4 +1,4 @@
-"""Loads the distributed tests of PyTorch's wheel and changes the conditions that name backends, so that they hold for this one too.
+"""Loads the distributed tests of PyTorch's wheel and changes the conditions that name backends, so that they include this backend.
 
 The installed file is read, changed in memory and executed. Each change must find the text that it replaces: a new version of PyTorch is an
 error instead of fewer tests.

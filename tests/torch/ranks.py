@@ -51,7 +51,7 @@ def _child(body, rank, size, folder, timeout_s, arguments, pipe):
 
 
 def run_ranks(size, body, *arguments, timeout_s=60, deadline_s=100):
-    """Runs body(rank, size, *arguments) on `size` ranks and returns their results. AssertionError where a rank raises, ends or hangs."""
+    """Runs body(rank, size, *arguments) on `size` ranks and returns their results. AssertionError if a rank raises, ends early or hangs."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(size):

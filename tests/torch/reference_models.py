@@ -1,4 +1,4 @@
-"""The networks of bench/train/models, written once more from the papers' tables: the oracle of model_values_test.py.
+"""The networks of bench/train/models, written independently from the papers' tables: the reference of model_values_test.py.
 
 Parameters and buffers come in the same order as in the C++ networks: a convolution, then its normalisation; the main path before the shortcut.
 """

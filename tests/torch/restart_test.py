@@ -1,4 +1,4 @@
-"""Starts of a process group at a c10d store that has served earlier starts: in one process, and in new processes after a failure."""
+"""Process groups start at a c10d store that has served earlier starts: in one process, and in new processes after a failure."""
 import os
 import random
 import signal
@@ -78,7 +78,7 @@ def serve(pipe):
 
 @pytest.fixture
 def port():
-    """Of a store that outlives all starts, as that of torchrun's agent does. Its server has threads, so it is not in the process that forks."""
+    """The port of a store that outlives all starts, like torchrun's. The server has threads, so it runs in a process that does not fork."""
     here, there = context.Pipe()
     server = context.Process(target=serve, args=[there])
     server.start()
@@ -113,22 +113,22 @@ def one_start(store, rank, size):
     dist.destroy_process_group()
 
 
-def test_a_start_after_ranks_died_at_any_moment(port):
-    """As torchrun restarts workers: one rank dies, all others are killed, and new processes start, perhaps fewer."""
+def test_a_start_succeeds_after_ranks_died_at_any_moment(port):
+    """Like torchrun's restarts: one rank dies, the others are killed, and new processes start, possibly fewer."""
     print(f"SHOAL_TEST_SEED={SEED}", flush=True)
-    chance = random.Random(SEED)
+    generator = random.Random(SEED)
     for _ in range(6):
-        size = chance.randint(2, 4)
+        size = generator.randint(2, 4)
         generation = Generation(port, range(size), one_start, size)
-        victim, _ = generation.processes[chance.randrange(size)]
-        victim.join(chance.choice((0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.2)))  # it may have ended well before
+        victim, _ = generation.processes[generator.randrange(size)]
+        victim.join(generator.choice((0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.2)))  # it may have succeeded before
         victim.kill()
         generation.kill()
-        size = chance.randint(2, 4)
+        size = generator.randint(2, 4)
         assert Generation(port, range(size), one_start, size).results() == ["ok"] * size
 
 
-def barrier_with_absentee(store, rank, absent):
+def barrier_with_missing_rank(store, rank, absent):
     start(store, rank, 2)
     if rank in absent:
         expect(Exception, r"monitoredBarrier", lambda: shoal.monitored_barrier(timeout=timedelta(seconds=0.2)))
@@ -145,9 +145,9 @@ def barrier_of_all(store, rank):
     dist.destroy_process_group()
 
 
-def test_a_monitored_barrier_sees_no_earlier_start(port):
+def test_a_monitored_barrier_ignores_earlier_starts(port):
     assert Generation(port, range(2), barrier_of_all).results() == ["ok"] * 2
-    assert Generation(port, range(2), barrier_with_absentee, [0]).results() == ["ok"] * 2
+    assert Generation(port, range(2), barrier_with_missing_rank, [0]).results() == ["ok"] * 2
 
 
 WORKER = """
@@ -198,7 +198,7 @@ def wrong_size(store, rank, sizes):
 
 
 @pytest.mark.parametrize("sizes", ([2, 3], [3, 2], [2, 2, 3]))
-def test_sizes_that_differ(port, sizes):
+def test_all_ranks_report_different_sizes(port, sizes):
     began = time.monotonic()
     if sizes == [2, 2, 3]:  # rank 0's group would be complete without rank 2; so rank 1 stays away
         first = Generation(port, [0, 2], wrong_size, sizes)
@@ -215,7 +215,7 @@ def rank_twice(store, place, ranks):
 
 
 @pytest.mark.parametrize("ranks", ([0, 1, 1], [0, 0, 1], [1, 1, 0]))
-def test_a_rank_given_twice(port, ranks):
+def test_all_ranks_report_a_duplicate_rank(port, ranks):
     began = time.monotonic()
     generation = Generation(port, range(3), rank_twice, ranks)
     twice = [process.pid for process, _ in generation.processes]
@@ -242,8 +242,8 @@ def test_a_long_start_names_the_missing_ranks(port, tmp_path):
     assert all("ranks 0, 2" in line for line in warnings), warnings
 
 
-def test_a_rank_beyond_the_size_of_a_complete_start(port, tmp_path):
-    """Nothing tells it from a rank of the next start, which may have more ranks; its messages name both sizes."""
+def test_a_rank_beyond_a_complete_start_gets_both_sizes(port, tmp_path):
+    """It may be a rank of the next start, which may have more ranks; so its messages name both sizes."""
     assert Generation(port, range(2), one_start, 2).results() == ["ok"] * 2
     log = tmp_path / "stderr"
     [result] = Generation(port, [2], alone, 3, log).results()

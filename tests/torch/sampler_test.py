@@ -1,4 +1,4 @@
-"""The order in which ranks see images is that of PyTorch's DistributedSampler."""
+"""The order of the ranks' images is that of PyTorch's DistributedSampler."""
 import os
 import subprocess
 
@@ -20,22 +20,22 @@ def check(size, ranks, shuffle, seed, epoch):
 
 
 @pytest.mark.parametrize("size, ranks", ((1, 1), (2, 1), (10, 2), (10, 3), (97, 4), (1000, 7), (50000, 2)))
-def test_shuffled(size, ranks):
+def test_shuffled_order_matches_pytorch(size, ranks):
     check(size, ranks, True, seed=size, epoch=3)
 
 
-def test_more_ranks_than_images():
+def test_more_ranks_than_images_match_pytorch():
     check(3, 8, True, seed=0, epoch=0)
 
 
-def test_in_order():
+def test_unshuffled_order_matches_pytorch():
     check(11, 4, False, seed=5, epoch=1)
 
 
 @pytest.mark.parametrize("epoch", range(4))
-def test_epochs_differ_in_the_same_way(epoch):
+def test_epochs_match_pytorch(epoch):
     check(64, 2, True, seed=9, epoch=epoch)
 
 
-def test_large_seed():
+def test_large_seeds_match_pytorch():
     check(64, 2, True, seed=2**32 + 12345, epoch=1)

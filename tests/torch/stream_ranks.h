@@ -1,4 +1,4 @@
-// Ranks whose fake device is a CUDA, for tests of calls on streams.
+// Ranks whose fake device is a CUDA for shoal, for tests of calls on streams.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ namespace shoal::torch {
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-constexpr std::int64_t kLarge = 60000;  // two shots, and several pieces
+constexpr std::int64_t kLarge = 60000;  // needs the two-shot algorithm and several pieces
 
 class StreamRanks : public ::testing::Test {
  protected:
@@ -43,14 +43,14 @@ inline c10::Stream current_stream(int rank) { return device_guard().getStream(fa
 
 inline bool is_on_streams(const Work& work) { return dynamic_cast<const WorkStream*>(work.get()) != nullptr; }
 
-/// A group of the same ranks beside theirs.
+/// Another group of the same ranks.
 inline Group group_beside(const Rank& self, Path path) {
   std::vector<int> ranks;
   for (int rank = 0; rank < self.size; ++rank) ranks.push_back(rank);
   return self.group->subgroup(c10::make_intrusive<c10d::HashStore>(), ranks, options_of(path));
 }
 
-/// What a call throws: its words.
+/// The message of the exception that a call throws.
 template <typename Exception, typename Body>
 std::string message_of(const Body& body) {
   try {

@@ -15,7 +15,7 @@ import torch
 from train_test import RUN, SMALL, TINY, TRAIN, children_of, train
 
 SEED = int(os.environ.get("SHOAL_TEST_SEED", time.time_ns() % 1_000_000))
-# Otherwise the run to compare with, which measures the links anew, might choose an algorithm that adds in another order.
+# Otherwise the reference run, which measures the links again, might choose an algorithm with another order of additions.
 SAME_BITS = {"SHOAL_NUMERICS": "repeatable"}
 LOST = r"\brank (\d+)\b.*\blost\b"  # the line of the training about a lost rank
 
@@ -101,18 +101,18 @@ class TestSurvival:
             return json.load(file)
 
     def check_end(self, training, victims):
-        """Only the killed ranks have failed, and no process is left."""
+        """Checks that only the killed ranks have failed, and that no process is left."""
         status = training.end()
         output = training.output()
         assert status == 128 + signal.SIGKILL, output  # the status of the first rank that failed
-        told = [line for line in training.complaints if line.startswith("shoal run: rank")]
-        assert [re.match(r"shoal run: rank (\d+) .*\bSIGKILL\b", line)[1] for line in told] == [str(rank) for rank in victims], output
+        reports = [line for line in training.complaints if line.startswith("shoal run: rank")]
+        assert [re.match(r"shoal run: rank (\d+) .*\bSIGKILL\b", line)[1] for line in reports] == [str(rank) for rank in victims], output
         assert [rank for rank, process in training.ranks.items() if alive(process)] == []
         events = [line for line in training.lines if re.search(LOST, line)]
         assert [re.search(LOST, line)[1] for line in events] == [str(rank) for rank in victims], output
 
     def fewer_ranks(self, before, after, ranks, course):
-        """Turns a checkpoint into that of a training which continues with fewer ranks."""
+        """Changes a checkpoint as if the training had continued with fewer ranks."""
         content = dict(torch.load(self.path(before)))
         settings = json.loads(bytes(content.pop("settings").tolist()))
         settings.update({"ranks": ranks, "course": course})
@@ -124,7 +124,7 @@ class TestSurvival:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def check_same_training(self, start, batch, *arguments):
-        """The survivors' training has the bits of one with as many ranks that starts from the last complete step of all ranks."""
+        """Checks that the survivors' training has the bits of a training with as many ranks that starts at the last complete step."""
         document = self.read("survivors.json")
         (row,) = document["results"]
         losses = document["losses"]
@@ -143,7 +143,7 @@ class TestSurvival:
             expected += self.read("part.json")["results"][0]["step_loss"]
         found = row["step_loss"]
         assert len(found) == len(expected)
-        own = {loss["step"] - back for loss in losses for back in (0, 1, 2, 3)}  # means of the interrupted turn lack a rank
+        own = {loss["step"] - back for loss in losses for back in (0, 1, 2, 3)}  # means of the interrupted turn miss a rank
         for step, (ours, theirs) in enumerate(zip(found, expected, strict=True), start=1):
             assert math.isfinite(ours)
             if step not in own:
@@ -154,18 +154,18 @@ class TestSurvival:
                 assert torch.equal(ours[key], tensor), key
 
     @pytest.mark.parametrize("overlap", (pytest.param("next_forward", marks=pytest.mark.long), "backward"))
-    def test_four_ranks_lose_two(self, overlap):
-        chance = random.Random(SEED)
+    def test_training_survives_the_loss_of_two_of_four_ranks(self, overlap):
+        generator = random.Random(SEED)
         print(f"SHOAL_TEST_SEED={SEED}", flush=True)
         steps = 48
         arguments = ["--overlap", overlap, *SMALL]
         training = Training(4, "--steps", str(steps), "--json", self.path("survivors.json"), "--log", self.path("log"),
                             "--checkpoint", self.path("survivors.pt"), *arguments)
-        victims = [chance.choice([1, 2, 3]), 0]  # rank 0 too: it prints, writes the files, and served the store
-        chance.shuffle(victims)
+        victims = [generator.choice([1, 2, 3]), 0]  # rank 0 too: it prints, writes the files, and served the store
+        generator.shuffle(victims)
         for victim, moments in zip(victims, (range(4, 16), range(20, 32)), strict=True):
-            training.wait_for_step(chance.choice(moments))
-            time.sleep(0.2 * chance.random())
+            training.wait_for_step(generator.choice(moments))
+            time.sleep(0.2 * generator.random())
             training.kill(victim)
             training.wait_for(LOST.replace(r"\d+", str(victim)))
         self.check_end(training, victims)
@@ -202,7 +202,7 @@ class TestSurvival:
             assert made == with_both + 2 * (6 - with_both), row  # the images of an epoch, each once
             assert 0 <= row["accuracy"] <= 1
         made = sum(len(row["step_loss"]) for row in document["results"])
-        # The checkpoint knows the position in the images; one rank alone would have made 96 steps.
+        # One rank alone would have made 96 steps. The checkpoint stores the steps and the position in the images.
         assert made < 96
         done = train(*arguments, "--epochs", "8", "--resume", self.path("survivors.pt"))
         assert done.returncode == 1, done.stdout
@@ -214,7 +214,7 @@ class TestSurvival:
         assert done.returncode == 1, done.stdout
         assert re.search(r"--on-failure shrink: .*\bshoal\b", done.stderr), done.stderr
 
-    def test_by_default_a_lost_rank_ends_the_training(self):
+    def test_a_lost_rank_ends_the_training_by_default(self):
         process = subprocess.Popen([*RUN, "2", "--keep-going", "--", TRAIN, "--epochs", "100", *SMALL], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         for line in process.stdout:

@@ -1,4 +1,4 @@
-"""The program shoal_train: results, agreement of backends, bad input, interruption."""
+"""shoal_train: results, agreement of backends, bad input, interruption."""
 import json
 import os
 import pickletools
@@ -73,7 +73,7 @@ class TestTrain:
             assert (parameters, tensors, bytes_) == (sum(value.numel() for value in values), len(values), 4 * parameters), name
 
     @pytest.mark.parametrize("ranks", (pytest.param(1, marks=pytest.mark.long), 2))
-    def test_backends_follow_the_same_curve(self, ranks):
+    def test_backends_have_equal_losses(self, ranks):
         file = self.path(f"{ranks}.json")
         done = train("--backend", "shoal,gloo", "--steps", "4", "--json", file, *SMALL, ranks=ranks)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +89,7 @@ class TestTrain:
             assert ours == pytest.approx(theirs, abs=1e-4 * abs(theirs))
 
     @pytest.mark.long
-    def test_overlaps_are_the_same_training(self):
+    def test_overlaps_have_equal_losses(self):
         file = self.path("overlaps.json")
         backends = ["gloo+next_forward", "shoal+backward", "shoal"]
         done = train("--backend", ",".join(backends), "--steps", "6", "--evaluate", "--json", file, *SHORT, ranks=2)
@@ -103,7 +103,7 @@ class TestTrain:
             assert row["accuracy"] == rows[0]["accuracy"]
 
     @pytest.mark.long
-    def test_accuracy_is_measured_when_asked_for(self):
+    def test_accuracy_is_measured_on_request(self):
         file = self.path("results.json")
         done = train("--steps", "2", "--evaluate", "--json", file, *SHORT)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -164,7 +164,7 @@ class TestTrain:
             json.dump(document, opened)
 
     @pytest.mark.long
-    def test_speed_ups_are_over_one_rank_of_equal_threads(self):
+    def test_speed_ups_use_one_rank_with_equal_threads(self):
         alone, together = self.path("alone.json"), self.path("together.json")
         self.trained("--steps", "6", "--json", alone)
         done = self.trained("--backend", "shoal,gloo", "--steps", "6", "--json", together, "--alone", alone, ranks=2)
@@ -214,10 +214,10 @@ class TestTrain:
 
     @pytest.mark.parametrize("option, value", (("--model", "vgg"), ("--backend", "smoke"), ("--backend", "shoal+sideways"),
                                                ("--overlap", "sideways"), ("--device", "abacus"), ("--batch", "-1"), ("--steps", "many")))
-    def test_bad_arguments(self, option, value):
+    def test_bad_arguments_are_refused(self, option, value):
         self.refused('"vgg"' if option == "--model" else option, option, value)
 
-    def test_data_that_is_missing_truncated_or_corrupt(self):
+    def test_bad_data_is_refused(self):
         self.refused(f"{self.folder}: .*cifar10", "--data", self.folder)
         self.refused(f"{self.folder}: .*fashion_mnist", "--dataset", "fashion_mnist", environment={"SHOAL_DATA_DIR": self.folder})
         for name in ("data_batch_1.bin", "test_batch.bin"):
@@ -260,7 +260,7 @@ class TestTrain:
             assert torch.equal(found[key], tensor), key
 
     @pytest.mark.long
-    def test_a_resumed_training_goes_on_in_the_next_epoch(self):
+    def test_a_resumed_training_continues_in_the_next_epoch(self):
         for name in ("data_batch_1.bin", "test_batch.bin"):  # 40 images: 10 steps an epoch
             with open(self.path(name), "wb") as file:
                 file.write(b"".join(bytes([image % 10]) + bytes([image]) * 3072 for image in range(40)))
@@ -273,7 +273,7 @@ class TestTrain:
         assert row["epoch"] == 2
         assert len(row["step_loss"]) == 3
 
-    def test_checkpoints_that_do_not_fit(self):
+    def test_checkpoints_of_other_trainings_are_refused(self):
         self.trained("--steps", "1", "--checkpoint", self.path("good.pt"))
         small = ["--steps", "2", *SMALL]
         resume = ("--resume", self.path("good.pt"))
@@ -304,7 +304,7 @@ class TestTrain:
         return "--resume", self.path("damaged.pt"), "--optimizer", "adam", "--lr", "0.01", "--steps", "2"
 
     @pytest.mark.long
-    def test_checkpoints_with_impossible_numbers(self):
+    def test_checkpoints_with_impossible_numbers_are_refused(self):
         self.trained("--optimizer", "adam", "--lr", "0.01", "--steps", "1", "--checkpoint", self.path("good.pt"))
         content = dict(torch.load(self.path("good.pt")))
         self.trained(*self.damaged(content))  # without a change it is good
@@ -320,14 +320,14 @@ class TestTrain:
                                        ("optimizer/head.bias/exp_avg", average.double(), "exp_avg.*head.bias")):
             self.refused(f"damaged.pt: .*{expected}", *self.damaged(content, **{name: tensor}), *SMALL)
 
-    def test_all_ranks_refuse_a_checkpoint_for_one_reason(self):
+    def test_all_ranks_refuse_a_checkpoint_with_one_message(self):
         self.trained("--optimizer", "adam", "--lr", "0.01", "--steps", "1", "--checkpoint", self.path("good.pt"), ranks=2)
         resume = self.damaged(dict(torch.load(self.path("good.pt"))), {"course": [2, 0, 7, 0]})
         done = train(*resume, *SMALL, ranks=2)
         assert done.returncode == 1, done.stdout + done.stderr
         assert len(re.findall(r'damaged.pt: .*"course".*\bstep\b.* 7\b.*\b1\b', done.stderr)) == 2, done.stderr
 
-    def test_a_checkpoint_with_tensors_beyond_its_end(self):
+    def test_a_checkpoint_with_truncated_tensors_is_refused(self):
         self.trained("--steps", "1", "--checkpoint", self.path("good.pt"))
         for more in (1, 2**31 - 300):
             with zipfile.ZipFile(self.path("good.pt")) as good, zipfile.ZipFile(self.path("long.pt"), "w") as long:
@@ -342,7 +342,7 @@ class TestTrain:
             self.refused('long.pt: .*"settings"', "--resume", self.path("long.pt"), "--steps", "2", *SMALL)
 
     @pytest.mark.long
-    def test_bfloat16_is_nearly_the_same_training(self):
+    def test_bfloat16_has_nearly_equal_losses(self):
         losses = {}
         for precision in ("fp32", "bf16"):
             self.trained("--steps", "3", "--precision", precision, "--json", self.path("results.json"))
@@ -362,7 +362,7 @@ class TestTrain:
         (row,) = self.rows("results.json")
         assert lines[2]["loss"] == row["step_loss"][-1]
 
-    def test_with_a_full_disk_the_training_goes_on(self):
+    def test_training_continues_with_a_full_disk(self):
         done = train("--steps", "6", "--log", "/dev/full", "--trace", "/dev/full", "--json", self.path("results.json"), *SMALL, ranks=2)
         for lost in ("log", "trace"):
             reports = re.findall(rf"(?m)^shoal_train: .*/dev/full: No space left on device.*\b{lost}\b", done.stderr)
@@ -371,7 +371,7 @@ class TestTrain:
         (row,) = self.rows("results.json")
         assert len(row["step_loss"]) == 6
 
-    def test_a_log_that_cannot_be_opened_ends_all_ranks(self):
+    def test_an_unwritable_log_ends_all_ranks(self):
         done = train("--steps", "6", "--log", "/no/such/folder/log", *SMALL, ranks=2)
         assert done.returncode == 1, done.stderr
         assert re.search("(?m)^shoal_train: .*/no/such/folder/log: No such file or directory", done.stderr), done.stderr
@@ -462,7 +462,7 @@ class TestTrain:
         assert shoal["bytes"] == traffic_bytes(shoal, 2, 352042)  # of steps of three batches
 
     @pytest.mark.long
-    def test_mpi_follows_the_same_curve(self):
+    def test_mpi_has_equal_losses(self):
         if shutil.which("mpirun") is None:
             pytest.skip("no mpirun here")
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", TRAIN, "--backend", "shoal,mpi,gloo", "--steps", "4",
@@ -483,19 +483,19 @@ class TestTrain:
         assert done.returncode == 1, done.stdout + done.stderr
         assert re.search("mpirun|without MPI", done.stderr), done.stderr
 
-    def test_processor_and_gpu_are_not_compared(self):
+    def test_cpu_and_gpu_backends_are_refused_together(self):
         self.refused("--backend nccl: gloo .*--backend shoal,nccl", "--backend", "shoal,gloo,nccl", "--steps", "1", *SMALL)
         self.refused("--device cuda: gloo ", "--backend", "shoal,gloo", "--device", "cuda", "--steps", "1", *SMALL)
         self.refused("--device cpu: nccl ", "--backend", "shoal,nccl", "--device", "cpu", "--steps", "1", *SMALL)
         self.refused("--on-failure shrink", "--on-failure", "shrink", "--device", "cuda", "--steps", "1", *SMALL)
 
     @pytest.mark.parametrize("options", ("--backend nccl", "--backend shoal,nccl", "--backend shoal --device cuda"))
-    def test_a_missing_gpu_is_an_error(self, options):
+    def test_a_missing_gpu_is_reported(self, options):
         if os.path.exists("/dev/nvidiactl"):
             pytest.skip("there is a GPU here")
         self.refused("GPU.*--device cpu", *options.split(), "--steps", "1", *SMALL)
 
-    def test_without_a_gpu_auto_takes_the_processor(self):
+    def test_auto_takes_the_cpu_without_a_gpu(self):
         if os.path.exists("/dev/nvidiactl"):
             pytest.skip("there is a GPU here")
         self.trained("--device", "auto", "--steps", "3", "--json", self.path("results.json"), ranks=2)
@@ -511,24 +511,24 @@ class TestTrain:
             assert ours == pytest.approx(theirs, abs=1e-3 * abs(theirs))
 
     @pytest.mark.long
-    def test_all_backends_end_together_after_the_seconds(self):
+    def test_the_time_limit_ends_all_backends_together(self):
         done = train("--backend", "shoal,gloo", "--epochs", "1000", "--seconds", "0.1", "--json", self.path("results.json"), *SMALL, ranks=2)
         assert done.returncode == 0, done.stdout + done.stderr
         shoal, gloo = self.rows("results.json")
         assert len(shoal["step_loss"]) == len(gloo["step_loss"])
         assert len(shoal["step_loss"]) < 1000
 
-    def test_gpu_use_is_measured_or_the_reason_is_given(self):
+    def test_gpu_use_is_measured_or_a_reason_is_given(self):
         self.trained("--steps", "3", "--json", self.path("results.json"))
         with open(self.path("results.json"), encoding="utf-8") as file:
             document = json.load(file)
         if document["results"][0]["gpu_percent"] is None:
             assert re.search("NVIDIA|NVML|libnvidia", document["machine"]["gpu_utilisation"]), document["machine"]
 
-    def test_results_that_cannot_be_written(self):
+    def test_unwritable_results_are_reported(self):
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)
 
-    def test_a_rank_that_does_not_join(self):
+    def test_a_missing_rank_is_reported(self):
         environment = {"SHOAL_RANK": "0", "SHOAL_SIZE": "2", "SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": "29617",
                        "SHOAL_JOB_ID": "lonely"}
         self.refused(r"\brank 1\b", "--timeout", "2", *SHORT, environment=environment)
@@ -551,7 +551,7 @@ class TestTrain:
         assert row["images_per_s"] > 0
         assert row["accuracy"] is None
 
-    def test_a_signal_to_one_rank_ends_all_at_one_step(self, request):
+    def test_a_signal_to_one_rank_ends_all_ranks_at_one_step(self, request):
         command = RUN + ["3", "--", TRAIN, "--epochs", "100", "--log", self.path("log"), *SMALL]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         request.addfinalizer(process.terminate)

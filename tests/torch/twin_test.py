@@ -1,4 +1,4 @@
-"""The example in Python and shoal_train make the same training: start, order of images and losses are equal."""
+"""The example in Python and shoal_train make the same training: initial weights, order of images and losses are equal."""
 import json
 import os
 import subprocess
@@ -16,7 +16,7 @@ RUN = [os.path.join(support.BUILD, "bin", "shoal"), "run", "-n", "2", "--"]
 SEED = 4
 
 
-def test_the_losses_are_those_of_shoal_train():
+def test_losses_match_shoal_train():
     print(f"seed {SEED}")
     random = numpy.random.default_rng(SEED)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""c10d's Work, coalescing, monitored barrier and flight recorder on this backend."""
+"""c10d's Work, coalescing, monitored barrier and flight recorder over this backend."""
 import ast
 import os
 import pickle
@@ -47,8 +47,8 @@ def a_wait_with_a_timeout(rank, size):
         work = dist.all_reduce(tensor, async_op=True)
         expect(RuntimeError, "timed out", lambda: work.wait(timedelta(milliseconds=50)))
         check(not work.is_completed(), "the operation is still running")
-    dist.distributed_c10d._get_default_store().set(f"gave up {rank}", "")
-    dist.distributed_c10d._get_default_store().wait(["gave up 0"])
+    dist.distributed_c10d._get_default_store().set(f"timed out {rank}", "")
+    dist.distributed_c10d._get_default_store().wait(["timed out 0"])
     if rank == 0:
         work.wait()
     else:
@@ -61,7 +61,7 @@ def tell_timeout(rank):
 
 
 def stay_until_timeout(ranks):
-    """A rank that makes no call must not leave before the others have waited for it in vain."""
+    """Keeps a rank that makes no call alive until the other ranks have timed out."""
     dist.distributed_c10d._get_default_store().wait([f"timed out {rank}" for rank in ranks])
 
 
@@ -115,7 +115,7 @@ def coalesced(rank, size):
         backend().broadcast([tensors[1]], dist.BroadcastOptions())
     manager.wait()
     with dist._coalescing_manager(device=cpu):
-        pass  # a block without calls is a work that has ended
+        pass  # a block without calls
     expect(RuntimeError, "startCoalescing", lambda: backend()._end_coalescing())
     expect(ValueError, "empty tensor list", lambda: backend().allreduce_coalesced([], dist.AllreduceCoalescedOptions()))
     expect(ValueError, "invalid tensor type at index 1",
@@ -149,12 +149,12 @@ def abandoned_block(rank, size):
 def completion_hook(rank, size):
     """The completion hook gets every call, in order, and may make calls itself."""
     group, world = dist.new_group(), dist.group.WORLD
-    told = []
+    calls = []
 
     def hook(info):
         if info.seq == 3:
-            dist.barrier(group=group)  # on every rank: a hook may block
-        told.append((info.seq, info.op_type, info.active_duration >= timedelta(0), info.time_finished >= info.time_started))
+            dist.barrier(group=group)  # on every rank, because a hook may block
+        calls.append((info.seq, info.op_type, info.active_duration >= timedelta(0), info.time_finished >= info.time_started))
 
     expect(ValueError, "waitForPendingWorks: .*hook", world._wait_for_pending_works)
     backend()._enable_collectives_timing() if hasattr(backend(), "_enable_collectives_timing") else world._enable_collectives_timing()
@@ -166,9 +166,9 @@ def completion_hook(rank, size):
     for work in works:
         work.wait()
     world._wait_for_pending_works()
-    check([seq for seq, *_ in told] == list(range(first + 1, first + 22)), f"sequence numbers {[seq for seq, *_ in told]}")
-    check(all(measured and ordered for *_, measured, ordered in told), "times are ordered")
-    check(str(told[0][1]).endswith("ALLREDUCE") and str(told[20][1]).endswith("BROADCAST"), f"{told[0][1]}, {told[20][1]}")
+    check([seq for seq, *_ in calls] == list(range(first + 1, first + 22)), f"sequence numbers {[seq for seq, *_ in calls]}")
+    check(all(measured and ordered for *_, measured, ordered in calls), "times are ordered")
+    check(str(calls[0][1]).endswith("ALLREDUCE") and str(calls[20][1]).endswith("BROADCAST"), f"{calls[0][1]}, {calls[20][1]}")
 
 
 def merged(rank, size):
@@ -192,7 +192,7 @@ def barrier_without(rank, size, missing, wait_all):
         shoal.monitored_barrier(timeout=timedelta(milliseconds=300), wait_all_ranks=wait_all)
     except RuntimeError as error:
         there = dist.new_group([r for r in range(size) if r not in missing], use_local_synchronization=True)
-        dist.all_reduce(torch.ones(1), group=there)  # the other ranks can go on
+        dist.all_reduce(torch.ones(1), group=there)  # the other ranks can continue
         return str(error)
     raise AssertionError("no error")
 
@@ -223,7 +223,7 @@ def recorded(rank, size):
 
 
 def recorded_unwritable(rank, size):
-    """Where a trace cannot be written, the error that caused it stays the same."""
+    """The error of the call stays the same if the trace cannot be written."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(TRACES, "no", "folder", "rank_")  # read when the first trace is written
     dist.all_reduce(torch.ones(3, 5))
     if rank == 0:
@@ -237,11 +237,11 @@ def recorded_unwritable(rank, size):
         stay_until_timeout([0])
 
 
-def test_ends_of_a_work():
+def test_a_work_reports_its_end():
     run_ranks(2, ends_of_a_work)
 
 
-def test_a_wait_that_times_out_does_not_end_the_call():
+def test_a_wait_timeout_does_not_end_the_call():
     run_ranks(2, a_wait_with_a_timeout)
 
 
@@ -287,7 +287,7 @@ def test_an_unwritable_trace_changes_no_error():
     run_ranks(2, recorded_unwritable)
 
 
-def test_pytorchs_tools_read_the_flight_record():
+def test_pytorchs_tools_read_the_flight_recorder():
     traces = [pickle.loads(trace) for trace in run_ranks(2, recorded)]
     details = {f"rank_{rank}": trace | {"rank": rank, "host_name": "here"} for rank, trace in enumerate(traces)}
     arguments = JobConfig().parse_args(["--allow-incomplete-ranks", "unused"])

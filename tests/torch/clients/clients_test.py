@@ -1,4 +1,4 @@
-"""Programs that train over torch.distributed get over shoal what they get over Gloo. None of them imports shoal.
+"""Programs that train over torch.distributed get the same results over shoal as over Gloo. None of them imports shoal.
 
     tests/long clients       every client
     PYTHONPATH=tests PYTHON -m pytest -c tests/pytest.ini tests/torch/clients/clients_test.py -k lightning       one; PYTHON is the one with torch
@@ -19,7 +19,7 @@ import environments
 import support
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TIMEOUT_S = 900  # DeepSpeed compiles a module of its own at its first start
+TIMEOUT_S = 900  # DeepSpeed compiles a module at its first start
 TOLERANCE = 1e-5
 RESTARTS = int(os.environ.get("SHOAL_TEST_RESTARTS", "3"))
 # Name: (client, ranks of torchrun or 0 where the script starts its own, script, arguments)
@@ -49,7 +49,7 @@ def torchrun(python, ranks):
 
 
 def run(command, variables, timeout_s=TIMEOUT_S):
-    """The output of a command that must succeed. It is ended with all that it has started."""
+    """The output of a command that must succeed. Ends all its processes."""
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=variables, text=True, errors="replace", start_new_session=True, **both) as process:
         try:
@@ -67,7 +67,7 @@ def results(output):
 
 
 def differences(ours, theirs, place=""):
-    """Where two results differ, by more than rounding."""
+    """The places where two results differ by more than rounding."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         return [line for key in ours for line in differences(ours[key], theirs[key], f"{place}.{key}")]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
@@ -87,7 +87,7 @@ def python_of(client):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_gloo(name):
+def test_results_match_gloo(name):
     client, ranks, script, *arguments = CASES[name]
     python = python_of(client)
     launcher = torchrun(python, ranks) if ranks else [python]
@@ -101,8 +101,8 @@ def test_results_are_those_of_gloo(name):
     assert not differences(found["shoal"], found["gloo"])
 
 
-def test_restarts_of_torchrun(folder):
-    """Every start of the ranks trains, whether the one before ended by an exception or by SIGKILL. (Gloo loses some of them.)"""
+def test_torchrun_restarts_train(folder):
+    """Every start of the ranks trains, also after an exception or SIGKILL in the start before. (Gloo fails in some of them.)"""
     script = [os.path.join(HERE, "restarts.py"), "shoal", folder, str(RESTARTS)]
     output = run([*torchrun(sys.executable, 2), f"--max-restarts={RESTARTS}", *script], environment(sys.executable), 60 + 30 * RESTARTS)
     assert sorted(os.listdir(folder)) == sorted(f"{round_}.{rank}" for round_ in range(RESTARTS + 1) for rank in range(2))

@@ -1,4 +1,4 @@
-"""What the scripts of the clients have in common: a small network, the same data in every process, and a line with results."""
+"""Shared by the clients' scripts: a small network, the same data in every process, and a line with results."""
 import json
 import sys
 
@@ -43,6 +43,6 @@ def weights(module):
 
 
 def report(rank, **values):
-    """One line for clients_test.py; one write, so that ranks do not mix theirs."""
+    """Prints one line for clients_test.py, in one write, so that lines of ranks do not mix."""
     sys.stdout.write(f"RESULT {rank} {json.dumps(values)}\n")
     sys.stdout.flush()

@@ -17,7 +17,7 @@ class NotInstalled(Exception):
 
 
 def _make(folder, requirements):
-    """The packages of this environment, torch among them, are seen in the new one. The lists are complete: pip adds no other torch."""
+    """The new environment also has the packages of this one, with torch. The requirements are complete, so pip installs no other torch."""
     shutil.rmtree(folder, ignore_errors=True)
     python = os.path.join(folder, "bin/python")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -32,7 +32,7 @@ def _make(folder, requirements):
 
 
 def python_of(client):
-    """The Python that has this client. Made again where the requirements or this environment have changed."""
+    """The Python that has this client. Makes its environment again if the requirements or this environment have changed."""
     requirements = os.path.join(REQUIREMENTS, client + ".txt")
     folder = os.path.join(CACHE, "venv-client-" + client)
     with open(requirements, "rb") as file:

@@ -1,4 +1,4 @@
-"""torchft: torchft_client.py BACKEND. Two replicas of one rank each; the second one dies before step DIES_AT, the first one goes on."""
+"""torchft: torchft_client.py BACKEND. Two replicas of one rank each; the second one dies before step DIES_AT, the first one continues."""
 import os
 import subprocess
 import sys
@@ -25,7 +25,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):
 
 
 def wait_for_both(folder, replica):
-    """The lighthouse then waits for both in the first quorum, since it has heard from both."""
+    """Waits for both replicas: then the lighthouse knows both and includes them in the first quorum."""
     store = dist.FileStore(os.path.join(folder, "store"), 2)
     store.set(str(replica), "ready")
     store.wait([str(1 - replica)], TIMEOUT)

@@ -59,9 +59,9 @@ def main(backend):
     for key, value in model.state_dict().items():
         for shard in getattr(value, "local_shards", list)():
             sums[key.split(".")[-2]] += shard.tensor.double().sum().item()
-    everybody = [None] * size
-    dist.all_gather_object(everybody, sums)
-    common.report(rank, backend=dist.get_backend(), losses=losses, tables=everybody, head=common.weights(model.module.head),
+    all_sums = [None] * size
+    dist.all_gather_object(all_sums, sums)
+    common.report(rank, backend=dist.get_backend(), losses=losses, tables=all_sums, head=common.weights(model.module.head),
                   plans=sorted(parameter.sharding_type for parameter in next(iter(plan.plan.values())).values()))
     dist.destroy_process_group()
 
