@@ -1,6 +1,6 @@
 """What Amazon's and Kubeflow's own packages make of bench/aws. Run by the Python of `bench/setup aws-sdk`, without a network; JSON in, JSON out.
 
-    aws_sdk.py submit      [{"arguments": [...], "fails": [model...]}...]    runs sagemaker_submit.py: its messages, and the requests of the SDK to AWS
+    aws_sdk.py submit      [{"arguments": [...], "fails": [model...]}...]    runs sagemaker_submit.py: its messages, and the SDK's requests to AWS
     aws_sdk.py requests    [request...]                                      what SageMaker would not accept in requests for training jobs
     aws_sdk.py manifests   [[class of kubeflow.training, manifest]...]       the manifests as these classes read them and write them again
 """
