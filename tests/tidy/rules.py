@@ -7,6 +7,7 @@ TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "include", "src", "kernels",
 README_LINES = 60
 ROOT_README_LINES = 200
 FUNCTION_LINES = 80
+TEST_NAME_CHARACTERS = 50
 MARKDOWN_COLUMNS = 120
 WRITTEN_BY_SCRIPTS = ("bench/results/",)  # tables of measurements may be wider
 EXPLAINED_ABOVE = ("include/", "tests/", "torch_plugin/")  # their README explains what they hold
@@ -162,6 +163,21 @@ def function_complaints(path, text):
         inside = first is not None and line.endswith("{")
         if line.endswith((";", "}")):
             first = None
+    return complaints
+
+
+_TEST = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\(\s*(\w+),\s*(\w+)\)", re.MULTILINE)
+
+
+def test_name_complaints(path, text):
+    """A name of a GoogleTest case states the expected behaviour briefly: its subject is a thing, not "who ..."."""
+    complaints = []
+    for test in _TEST.finditer(text):
+        where = f"{path}:{text.count(chr(10), 0, test.start()) + 1}"
+        if len(test[2]) > TEST_NAME_CHARACTERS:
+            complaints.append(f"{where} has the test {test[2]} of {len(test[2])} characters, {TEST_NAME_CHARACTERS} are allowed")
+        if re.match(r"Who(?![a-z])|Whoever", test[2]):
+            complaints.append(f"{where} has the test {test[2]}: name what acts, not 'who'")
     return complaints
 
 

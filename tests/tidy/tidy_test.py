@@ -61,6 +61,10 @@ class TestTree:
         self.check([c for path in tree() if path.startswith(("src/", "transports/")) and path.endswith((".cc", ".h"))
                     for c in rules.function_complaints(path, text_of(path))])
 
+    def test_names_of_cpp_tests(self):
+        self.check([c for path in tree() if path.startswith("tests/") and path.endswith((".cc", ".h"))
+                    for c in rules.test_name_complaints(path, text_of(path))])
+
     def test_code_contains_no_retired_names(self):
         self.check([c for path in tree() if (is_code(path) or path == "tests/long") and not path.startswith(("bench/results/", "tests/tidy/"))
                     for c in rules.retired_complaints(path, text_of(path))])
@@ -140,6 +144,12 @@ class TestChecker:
         assert rules.function_complaints("src/x.cc", of_lines(80)) == []
         assert rules.function_complaints("src/x.cc", of_lines(81)) == ["src/x.cc:2 is a function of 81 lines, 80 are allowed"]
         assert rules.function_complaints("src/x.h", "class X {\n" + "  int x;\n" * 100 + "};\n") == []
+
+    @pytest.mark.parametrize("name, bad", (
+        ("A" * 50, False), ("A" * 51, True), ("WhoLeavesIsNamed", True), ("WhoeverLeavesIsNamed", True), ("WholeMachineUsesReservedCores", False)))
+    def test_names_of_tests(self, name, bad):
+        for form in ("TEST(Suite, {})", "TEST_F(Suite, {})", "TEST_P(\n    Suite,\n    {})"):
+            assert bool(rules.test_name_complaints("tests/x_test.cc", "// x\n" + form.format(name) + " {\n}\n")) == bad
 
     def test_name_rule_reports_retired_names(self):
         assert rules.retired_complaints("src/x.cc", "ProgressEngine e;\nMesh m;\n") == ["src/x.cc:2 has the retired name Mesh"]
