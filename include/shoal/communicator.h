@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include <shoal/request.h>
 #include <shoal/status.h>
 #include <shoal/store.h>
 #include <shoal/types.h>
@@ -83,9 +84,6 @@ struct CallReport {
   double predicted_us = 0;
 };
 
-/// As the peer of a recv: any rank; the first matching message is received.
-inline constexpr int kAnySource = -1;
-
 /// A group of ranks that call collectives together, in the same order.
 ///
 /// Calls without `_async` return when the result is available. Calls with `_async` return at once; the buffers must stay valid
@@ -123,78 +121,135 @@ class Communicator {
   [[nodiscard]] int local_rank() const noexcept;  ///< position among the ranks of this node
   [[nodiscard]] int local_size() const noexcept;
 
+  /// Makes the call that `request` describes; the methods below do the same for the call of their name. Errors: those of the
+  /// call; invalid_argument for a kind that is not one of CollectiveKind, or counts where calls of the kind have none.
+  Status submit(const Request& request, const CallOptions& options = {});
+  Result<Work> submit_async(const Request& request, const CallOptions& options = {});
+
   /// output[i] = op over ranks of input[i], for i < count. Source: MPI-4.0 section 6.9.6.
-  Status all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, CallOptions options = {});
+  Status all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, CallOptions options = {}) {
+    return submit(Request::all_reduce(input, output, count, type, op), options);
+  }
   Result<Work> all_reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                CallOptions options = {});
+                                CallOptions options = {}) {
+    return submit_async(Request::all_reduce(input, output, count, type, op), options);
+  }
 
   /// Copies `buffer` of rank `root` into `buffer` of every rank.
-  Status broadcast(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {});
-  Result<Work> broadcast_async(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {});
+  Status broadcast(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {}) {
+    return submit(Request::broadcast(buffer, count, type, root), options);
+  }
+  Result<Work> broadcast_async(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {}) {
+    return submit_async(Request::broadcast(buffer, count, type, root), options);
+  }
 
   /// output[r * count + i] = input[i] of rank r. `output` holds size() * count elements.
-  Status all_gather(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
-  Result<Work> all_gather_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+  Status all_gather(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {}) {
+    return submit(Request::all_gather(input, output, count, type), options);
+  }
+  Result<Work> all_gather_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {}) {
+    return submit_async(Request::all_gather(input, output, count, type), options);
+  }
 
   /// As all_gather, but `input` holds counts[rank] elements, and `output` the shares of all ranks. Source: MPI-4.0 section 6.7.
   Status all_gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
-                      CallOptions options = {});
+                      CallOptions options = {}) {
+    return submit(Request::all_gather_v(input, output, counts, type), options);
+  }
   Result<Work> all_gather_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
-                                  CallOptions options = {});
+                                  CallOptions options = {}) {
+    return submit_async(Request::all_gather_v(input, output, counts, type), options);
+  }
 
   /// output[i] = op over ranks of input[rank * count + i]: `input` holds size() * count elements, `output` the share of this
   /// rank. Source: MPI-4.0 section 6.10.
   Status reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                        CallOptions options = {});
+                        CallOptions options = {}) {
+    return submit(Request::reduce_scatter(input, output, count, type, op), options);
+  }
   Result<Work> reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                    CallOptions options = {});
+                                    CallOptions options = {}) {
+    return submit_async(Request::reduce_scatter(input, output, count, type, op), options);
+  }
   /// The same with shares of counts[r] elements for rank r.
   Status reduce_scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, ReduceOp op,
-                          CallOptions options = {});
+                          CallOptions options = {}) {
+    return submit(Request::reduce_scatter_v(input, output, counts, type, op), options);
+  }
   Result<Work> reduce_scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
-                                      ReduceOp op, CallOptions options = {});
+                                      ReduceOp op, CallOptions options = {}) {
+    return submit_async(Request::reduce_scatter_v(input, output, counts, type, op), options);
+  }
 
   /// output[i] = op over ranks of input[i], for i < count, on rank `root`. Source: MPI-4.0 section 6.9.1.
   Status reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
-                CallOptions options = {});
+                CallOptions options = {}) {
+    return submit(Request::reduce(input, output, count, type, op, root), options);
+  }
   Result<Work> reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
-                            CallOptions options = {});
+                            CallOptions options = {}) {
+    return submit_async(Request::reduce(input, output, count, type, op, root), options);
+  }
 
   /// output[r * count + i] = input[i] of rank r, on rank `root`. Source: MPI-4.0 section 6.5.
-  Status gather(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {});
+  Status gather(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {}) {
+    return submit(Request::gather(input, output, count, type, root), options);
+  }
   Result<Work> gather_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                            CallOptions options = {});
+                            CallOptions options = {}) {
+    return submit_async(Request::gather(input, output, count, type, root), options);
+  }
   /// The same with counts[r] elements of rank r.
   Status gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
-                  CallOptions options = {});
+                  CallOptions options = {}) {
+    return submit(Request::gather_v(input, output, counts, type, root), options);
+  }
   Result<Work> gather_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
-                              CallOptions options = {});
+                              CallOptions options = {}) {
+    return submit_async(Request::gather_v(input, output, counts, type, root), options);
+  }
 
   /// output[i] = input[rank * count + i] of rank `root`. Source: MPI-4.0 section 6.6.
-  Status scatter(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {});
+  Status scatter(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {}) {
+    return submit(Request::scatter(input, output, count, type, root), options);
+  }
   Result<Work> scatter_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                             CallOptions options = {});
+                             CallOptions options = {}) {
+    return submit_async(Request::scatter(input, output, count, type, root), options);
+  }
   /// The same with counts[r] elements for rank r.
   Status scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
-                   CallOptions options = {});
+                   CallOptions options = {}) {
+    return submit(Request::scatter_v(input, output, counts, type, root), options);
+  }
   Result<Work> scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
-                               CallOptions options = {});
+                               CallOptions options = {}) {
+    return submit_async(Request::scatter_v(input, output, counts, type, root), options);
+  }
 
   /// output[r * count + i] = input[rank * count + i] of rank r: block r of the input goes to rank r. Both hold size() * count
   /// elements. Source: MPI-4.0 section 6.8.
-  Status all_to_all(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
-  Result<Work> all_to_all_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+  Status all_to_all(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {}) {
+    return submit(Request::all_to_all(input, output, count, type), options);
+  }
+  Result<Work> all_to_all_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {}) {
+    return submit_async(Request::all_to_all(input, output, count, type), options);
+  }
   /// The same with blocks of send_counts[r] elements for rank r and receive_counts[r] elements from rank r. Every rank passes
   /// its own counts; send_counts[b] of rank a must equal receive_counts[a] of rank b, else the communicator is closed with an
   /// error.
   Status all_to_all_v(const void* input, std::span<const std::size_t> send_counts, void* output,
-                      std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {});
+                      std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {}) {
+    return submit(Request::all_to_all_v(input, send_counts, output, receive_counts, type), options);
+  }
   Result<Work> all_to_all_v_async(const void* input, std::span<const std::size_t> send_counts, void* output,
-                                  std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {});
+                                  std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {}) {
+    return submit_async(Request::all_to_all_v(input, send_counts, output, receive_counts, type), options);
+  }
 
   /// Returns when every rank has entered it.
-  Status barrier(CallOptions options = {});
-  Result<Work> barrier_async(CallOptions options = {});
+  Status barrier(CallOptions options = {}) { return submit(Request::barrier(), options); }
+  Result<Work> barrier_async(CallOptions options = {}) { return submit_async(Request::barrier(), options); }
 
   /// Sends `count` elements to rank `peer`, which receives them with recv(). Messages of one sender, receiver and tag are
   /// received in the order in which they were sent; they are independent of the collectives. Returns when the buffer may be
@@ -203,13 +258,21 @@ class Communicator {
   ///
   /// Errors: as all calls; mismatch where the receiver expects another type or count (reported at both ends, naming both), and
   /// where a rank has sent more than 262,144 messages for which the receiver has not called recv().
-  Status send(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
+  Status send(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {}) {
+    return submit(Request::send(buffer, count, type, peer, tag), options);
+  }
   Result<Work> send_async(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0,
-                          CallOptions options = {});
+                          CallOptions options = {}) {
+    return submit_async(Request::send(buffer, count, type, peer, tag), options);
+  }
   /// Receives exactly `count` elements from rank `peer`, or from any rank (kAnySource; then Work::source() is the sender).
   /// `tag` must be that of the send.
-  Status recv(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
-  Result<Work> recv_async(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
+  Status recv(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {}) {
+    return submit(Request::recv(buffer, count, type, peer, tag), options);
+  }
+  Result<Work> recv_async(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {}) {
+    return submit_async(Request::recv(buffer, count, type, peer, tag), options);
+  }
 
   /// Calls that this thread makes on any communicator between group_begin() and the matching group_end() start together in
   /// group_end(). Small messages of several calls then share packets, and ranks that exchange data by blocking sends and

@@ -11,6 +11,7 @@
 #include <string>
 
 #include <shoal/communicator.h>
+#include <shoal/request.h>
 #include <shoal/status.h>
 #include <shoal/types.h>
 
@@ -112,36 +113,65 @@ class StreamCommunicator {
   void leave_within(std::chrono::milliseconds limit);
 
   using Timeout = std::optional<std::chrono::milliseconds>;  ///< default: the communicator's
-  using Counts = std::span<const std::size_t>;               ///< not used after the call
+  using Counts = Request::Counts;                            ///< not used after the call
+
+  /// As Communicator::submit_async(); the methods below do the same for the call of their name.
+  Result<StreamWork> submit(const Request& request, void* stream, Timeout timeout = {});
 
   // Each as the method of the same name of Communicator.
   Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
-                                Timeout timeout = {});
-  Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream, Timeout timeout = {});
+                                Timeout timeout = {}) {
+    return submit(Request::all_reduce(input, output, count, type, op), stream, timeout);
+  }
+  Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream, Timeout timeout = {}) {
+    return submit(Request::broadcast(buffer, count, type, root), stream, timeout);
+  }
   Result<StreamWork> all_gather(const void* input, void* output, std::size_t count, DataType type, void* stream,
-                                Timeout timeout = {});
+                                Timeout timeout = {}) {
+    return submit(Request::all_gather(input, output, count, type), stream, timeout);
+  }
   Result<StreamWork> all_gather_v(const void* input, void* output, Counts counts, DataType type, void* stream,
-                                  Timeout timeout = {});
+                                  Timeout timeout = {}) {
+    return submit(Request::all_gather_v(input, output, counts, type), stream, timeout);
+  }
   Result<StreamWork> reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                    void* stream, Timeout timeout = {});
+                                    void* stream, Timeout timeout = {}) {
+    return submit(Request::reduce_scatter(input, output, count, type, op), stream, timeout);
+  }
   Result<StreamWork> reduce_scatter_v(const void* input, void* output, Counts counts, DataType type, ReduceOp op, void* stream,
-                                      Timeout timeout = {});
+                                      Timeout timeout = {}) {
+    return submit(Request::reduce_scatter_v(input, output, counts, type, op), stream, timeout);
+  }
   Result<StreamWork> reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
-                            void* stream, Timeout timeout = {});
+                            void* stream, Timeout timeout = {}) {
+    return submit(Request::reduce(input, output, count, type, op, root), stream, timeout);
+  }
   Result<StreamWork> gather(const void* input, void* output, std::size_t count, DataType type, int root, void* stream,
-                            Timeout timeout = {});
+                            Timeout timeout = {}) {
+    return submit(Request::gather(input, output, count, type, root), stream, timeout);
+  }
   Result<StreamWork> gather_v(const void* input, void* output, Counts counts, DataType type, int root, void* stream,
-                              Timeout timeout = {});
+                              Timeout timeout = {}) {
+    return submit(Request::gather_v(input, output, counts, type, root), stream, timeout);
+  }
   Result<StreamWork> scatter(const void* input, void* output, std::size_t count, DataType type, int root, void* stream,
-                             Timeout timeout = {});
+                             Timeout timeout = {}) {
+    return submit(Request::scatter(input, output, count, type, root), stream, timeout);
+  }
   Result<StreamWork> scatter_v(const void* input, void* output, Counts counts, DataType type, int root, void* stream,
-                               Timeout timeout = {});
+                               Timeout timeout = {}) {
+    return submit(Request::scatter_v(input, output, counts, type, root), stream, timeout);
+  }
   Result<StreamWork> all_to_all(const void* input, void* output, std::size_t count, DataType type, void* stream,
-                                Timeout timeout = {});
+                                Timeout timeout = {}) {
+    return submit(Request::all_to_all(input, output, count, type), stream, timeout);
+  }
   Result<StreamWork> all_to_all_v(const void* input, Counts send_counts, void* output, Counts receive_counts, DataType type,
-                                  void* stream, Timeout timeout = {});
+                                  void* stream, Timeout timeout = {}) {
+    return submit(Request::all_to_all_v(input, send_counts, output, receive_counts, type), stream, timeout);
+  }
   /// `stream` continues when the streams of all ranks have reached this call.
-  Result<StreamWork> barrier(void* stream, Timeout timeout = {});
+  Result<StreamWork> barrier(void* stream, Timeout timeout = {}) { return submit(Request::barrier(), stream, timeout); }
 
   /// Sends to rank `peer`, which receives by recv(). Messages of one sender, receiver and tag are received in the order of the
   /// calls; they are independent of the collectives. A send ends when its buffer may be used again; for a message larger than
@@ -151,9 +181,13 @@ class StreamCommunicator {
   /// Messages on different streams do not wait for each other, for up to 8 streams. Errors: mismatch where the receiver expects
   /// another type or count; invalid_argument for kAnySource.
   Result<StreamWork> send(const void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
-                          Timeout timeout = {});
+                          Timeout timeout = {}) {
+    return submit(Request::send(buffer, count, type, peer, tag), stream, timeout);
+  }
   Result<StreamWork> recv(void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
-                          Timeout timeout = {});
+                          Timeout timeout = {}) {
+    return submit(Request::recv(buffer, count, type, peer, tag), stream, timeout);
+  }
   /// Up to 32 messages that progress together, in any order: none of them has to end before another can start. They match
   /// messages of send, recv and other exchanges.
   Result<StreamWork> exchange(std::span<const StreamMessage> messages, void* stream, Timeout timeout = {});
@@ -183,7 +217,6 @@ class StreamCommunicator {
  private:
   friend class cuda::DeviceGroup;
   explicit StreamCommunicator(std::unique_ptr<cuda::DeviceGroup> group) noexcept;
-  static Result<StreamWork> work_of(Result<std::shared_ptr<cuda::StreamCall>> call);
   std::unique_ptr<cuda::DeviceGroup> group_;
 };
 

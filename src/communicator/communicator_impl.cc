@@ -26,20 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const char* in_place_rule(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::all_gather:
-    case CollectiveKind::gather:
-      return "input and output overlap; in place means input == output + rank * count (the place of this rank's share)";
-    case CollectiveKind::reduce_scatter:
-    case CollectiveKind::scatter:
-      return "input and output overlap; in place means output == input + rank * count (the place of this rank's share)";
-    case CollectiveKind::all_to_all:
-      return "input and output overlap; an all_to_all is not done in place";
-    default:
-      return "input and output overlap without being equal";
-  }
-}
+constexpr Collective kBarrier{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0};
 
 const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
   switch (basis) {
@@ -54,11 +41,28 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
 }
 
 /// Nothing has started: the call may be made again.
-Status no_memory(const CommunicatorImpl::Call& call, std::size_t bytes) {
+Status no_memory(const Request& request, std::size_t bytes) {
   return {StatusCode::system_error,
           fmt::format("{} of {} x {}: no memory for the {} bytes of scratch space of its algorithm; split the call into "
                       "smaller ones, or set SHOAL_ALGORITHM",
-                      to_string(call.collective.kind), call.collective.count, to_string(call.collective.type), bytes)};
+                      to_string(request.kind), count_of(request), to_string(request.type), bytes)};
+}
+
+Message message_of(const Request& request) {
+  const bool is_send = request.kind == CollectiveKind::send;
+  // A send only reads the buffer.
+  auto* data = static_cast<std::byte*>(is_send ? const_cast<void*>(request.input) : request.output);
+  return {is_send, request.peer, request.tag, request.type, request.count * size_of(request.type), data, 0, 0, 0, {}};
+}
+
+/// Whether `collective`, of the same kind, is that of `request`.
+bool is_collective_of(const Request& request, const Collective& collective) noexcept {
+  if (collective.type != request.type || collective.op != request.op || collective.root != request.root) return false;
+  if (!request.has_counts) return collective.counts.empty() && collective.count == request.count;
+  const std::size_t own = request.counts.size();
+  return collective.counts.size() == own + request.receive_counts.size() &&
+         std::ranges::equal(collective.counts.first(own), request.counts) &&
+         std::ranges::equal(collective.counts.subspan(own), request.receive_counts);
 }
 
 }  // namespace
@@ -82,7 +86,13 @@ CommunicatorImpl::CommunicatorImpl(ConnectedJob wired, CommunicatorOptions optio
       transports_(std::move(wired.transports)),
       numerics_(wired.numerics),
       tuned_(std::move(wired.tuned)),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      barrier_{.kind = CollectiveKind::barrier,
+               .type = kBarrier.type,
+               .op = kBarrier.op,
+               .input = barrier_bytes_.data(),
+               .output = barrier_bytes_.data() + barrier_bytes_.size() / 2,
+               .count = kBarrier.count} {
   if (executor_->rank() == 0 && setting("SHOAL_EXPLAIN") == "1") statistics_ = std::make_unique<CallStatistics>();
 }
 
@@ -97,58 +107,28 @@ CommunicatorImpl::~CommunicatorImpl() {
   if (const std::string refused = to_text(refusals()); !refused.empty()) fmt::print(stderr, "  {}\n", refused);
 }
 
-Status CommunicatorImpl::check_message(const Message& message, std::size_t count, const CallOptions& options) const {
-  const int ranks = executor_->topology().ranks();
-  const auto invalid = [&](const std::string& what) {
-    return Status(StatusCode::invalid_argument, (message.is_send ? "send: " : "recv: ") + what);
-  };
-  if (executor_->closed())
-    return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
-  if (size_of(message.type) == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(message.type)));
-  if (count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(message.type))
-    return invalid(fmt::format("count {} is larger than memory (a negative number?)", count));
-  const bool any = !message.is_send && message.peer == kAnySource;
-  if (!any && (message.peer < 0 || message.peer >= ranks))
-    return invalid(fmt::format("peer {} is not a rank; the ranks are 0 to {}", message.peer, ranks - 1));
-  if (options.timeout && options.timeout->count() <= 0)
-    return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
-  if (count != 0 && message.data == nullptr) return invalid("null buffer");
-  return {};
+Status CommunicatorImpl::check_open() const {
+  if (!executor_->closed()) return {};
+  return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
 }
 
-Status CommunicatorImpl::run_message(const Message& message, std::size_t count, const CallOptions& options) {
-  if (Status status = check_message(message, count, options); !status.ok()) return status;
-  if (options.estimate_us != nullptr) {
-    *options.estimate_us += estimated_us(message);
-    return {};
-  }
-  if (Operation::in_callback()) return waits_in_callback(message.is_send ? "send" : "recv");
-  Operation* operation = executor_->acquire_message(message, deadline_after(options.timeout.value_or(options_.timeout)));
-  executor_->run(operation);
-  // Between group_begin() and group_end() the operation has not started yet; group_end() returns its outcome.
-  Status outcome = operation->done() ? operation->outcome() : Status();
-  operation->drop_reference();
-  return outcome;
+Status CommunicatorImpl::check_message(const Request& request, const CallOptions& options) const {
+  if (Status status = check_open(); !status.ok()) return status;
+  if (Status status = check_arguments(request, options, executor_->rank(), executor_->topology().ranks()); !status.ok())
+    return status;
+  const void* buffer = request.kind == CollectiveKind::send ? request.input : request.output;
+  if (request.count == 0 || buffer != nullptr) return {};
+  return {StatusCode::invalid_argument, fmt::format("{}: null buffer", call_name(request.kind))};
 }
 
-Result<Work> CommunicatorImpl::start_message(const Message& message, std::size_t count, const CallOptions& options) {
-  if (Status status = check_message(message, count, options); !status.ok()) return status;
-  if (options.estimate_us != nullptr) {
-    *options.estimate_us += estimated_us(message);
-    return Work();
-  }
-  Operation* operation = executor_->acquire_message(message, deadline_after(options.timeout.value_or(options_.timeout)));
-  executor_->post(operation);
-  return Work(operation);
-}
-
-double CommunicatorImpl::estimated_us(const Message& message) const {
+double CommunicatorImpl::estimated_us(const Request& message) const {
   const Topology& topology = executor_->topology();
+  const auto size_bytes = static_cast<double>(message.count * size_of(message.type));
   double slowest = 0;
   for (int rank = 0; rank < topology.ranks(); ++rank) {
     if (message.peer >= 0 && rank != message.peer) continue;
     const LinkCost& cost = topology.cost[static_cast<std::size_t>(topology.link_class(executor_->rank(), rank))];
-    slowest = std::max(slowest, cost.latency_us + static_cast<double>(message.size_bytes) * cost.us_per_byte);
+    slowest = std::max(slowest, cost.latency_us + size_bytes * cost.us_per_byte);
   }
   return slowest;
 }
@@ -269,7 +249,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     meeting.begin(left->executor_);
     CallOptions time_limit;
     time_limit.timeout = std::max(least, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
-    Status met = left->run(left->barrier_call(), time_limit);
+    Status met = left->run(Request::barrier(), time_limit);
     if (met.ok()) return left;
     same = members == tried ? same + 1 : 0;
     const bool ended = met.code() == StatusCode::timeout || met.code() == StatusCode::aborted;
@@ -279,66 +259,18 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   }
 }
 
-CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
-  return {{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0},
-          barrier_bytes_.data(),
-          barrier_bytes_.data() + 32,
-          true};
-}
-
-Status CommunicatorImpl::check(const Call& call, const CallOptions& options, bool& in_place) const {
-  const Collective& c = call.collective;
+Result<PlanKey> CommunicatorImpl::check(const Request& request, const CallOptions& options) const {
   const int ranks = executor_->topology().ranks();
-  const auto invalid = [&](const std::string& what) {
-    const std::string name(to_string(call.barrier ? CollectiveKind::barrier : c.kind));
-    return Status(StatusCode::invalid_argument, name + (c.counts.empty() ? ": " : "_v: ") + what);
-  };
-  if (executor_->closed())
-    return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
-  const std::size_t element_bytes = size_of(c.type);
-  if (element_bytes == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(c.type)));
-  if (reduces(c.kind) && !supports(c.type, c.op)) {
-    return invalid(static_cast<int>(c.op) >= kReduceOpCount
-                       ? fmt::format("unknown reduction {}", static_cast<int>(c.op))
-                       : fmt::format("{} is not defined on {}", to_string(c.op), to_string(c.type)));
-  }
-  const std::size_t shares = deals_in_shares(c.kind) && c.counts.empty() ? static_cast<std::size_t>(ranks) : 1;
-  const std::size_t limit = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / element_bytes / shares;
-  for (std::size_t i = 0; i < c.counts.size(); ++i) {
-    if (c.counts[i] <= limit) continue;
-    // An all_to_all has the send counts of all ranks, then the receive counts.
-    const auto p = static_cast<std::size_t>(ranks);
-    const char* list = c.kind != CollectiveKind::all_to_all ? "counts" : i < p ? "send_counts" : "receive_counts";
-    return invalid(fmt::format("{}[{}], {}, is larger than memory (a negative number?)", list, i % p, c.counts[i]));
-  }
-  if (c.kind == CollectiveKind::all_to_all && !c.counts.empty()) {
-    const auto self = static_cast<std::size_t>(executor_->rank());
-    const std::size_t sends = c.counts[self];
-    const std::size_t receives = c.counts[static_cast<std::size_t>(ranks) + self];
-    if (sends != receives) {
-      return invalid(fmt::format("send_counts[{0}] is {1}, but receive_counts[{0}] is {2}; on rank {0} the two must be equal",
-                                 self, sends, receives));
-    }
-  }
-  if (c.count > limit) return invalid(fmt::format("count {} is larger than memory (a negative number?)", c.count));
-  if (has_root(c.kind) && (c.root < 0 || c.root >= ranks)) {
-    return invalid(fmt::format("root {} is not a rank; the ranks are 0 to {}", c.root, ranks - 1));
-  }
-  if (options.timeout && options.timeout->count() <= 0) {
-    return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
-  }
-  switch (call_buffers(c, ranks, executor_->rank()).placement(call.input, call.output)) {
-    case CallBuffers::Placement::missing:
-      return invalid("null buffer");
-    case CallBuffers::Placement::overlapping:
-      return invalid(in_place_rule(c.kind));
-    case CallBuffers::Placement::in_place:
-      in_place = true;
-      break;
-    case CallBuffers::Placement::apart:
-      break;
-  }
-  return {};
+  const int rank = executor_->rank();
+  if (Status status = check_open(); !status.ok()) return status;
+  if (Status status = check_arguments(request, options, rank, ranks); !status.ok()) return status;
+  if (request.kind == CollectiveKind::barrier)
+    return PlanKey{.collective = kBarrier, .barrier = true, .algorithm = options.algorithm};
+  PlanKey key{.collective = collective_of(request), .algorithm = options.algorithm};
+  const auto in_place = check_buffers(request, key.collective, rank, ranks);
+  if (!in_place.ok()) return in_place.status();
+  key.in_place = *in_place;
+  return key;
 }
 
 // In direct and one_shot every element is reduced from the inputs of the ranks in rank order (for a reduce: the inputs of the
@@ -413,51 +345,54 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
   return owned->get();
 }
 
-Result<Plan*> CommunicatorImpl::plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned) {
-  bool in_place = false;
-  if (Status status = check(call, options, in_place); !status.ok()) return status;
-  const auto plan = find_plan(
-      {.collective = call.collective, .in_place = in_place, .barrier = call.barrier, .algorithm = options.algorithm}, owned);
+Result<Plan*> CommunicatorImpl::plan_for(const Request& request, const CallOptions& options, std::unique_ptr<Plan>* owned) {
+  const auto key = check(request, options);
+  if (!key.ok()) return key.status();
+  const auto plan = find_plan(*key, owned);
   if (plan.ok() && *owned == nullptr) {
     last_plan_.store(*plan, std::memory_order_release);
-    last_of_kind_[static_cast<std::size_t>(call.collective.kind)].store(*plan, std::memory_order_release);
+    last_of_kind_[static_cast<std::size_t>(request.kind)].store(*plan, std::memory_order_release);
   }
   return plan;
 }
 
-Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) noexcept {
-  Plan* plan = last_of_kind_[static_cast<std::size_t>(call.collective.kind)].load(std::memory_order_acquire);
+Plan* CommunicatorImpl::repeated(const Request& request, const CallOptions& options) noexcept {
+  Plan* plan = last_of_kind_[static_cast<std::size_t>(request.kind)].load(std::memory_order_acquire);
   if (plan == nullptr || options.timeout || options.algorithm != nullptr || executor_->closed()) return nullptr;
-  const auto placement = plan->buffers.placement(call.input, call.output);
+  const auto placement = plan->buffers.placement(request.input, request.output);
   if (placement != CallBuffers::Placement::apart && placement != CallBuffers::Placement::in_place) return nullptr;
   const bool in_place = placement == CallBuffers::Placement::in_place;
-  if (!(PlanKey{.collective = call.collective, .in_place = in_place, .barrier = call.barrier} == plan->key)) return nullptr;
+  const PlanKey& key = plan->key;
+  if (key.in_place != in_place || key.algorithm != nullptr || !is_collective_of(request, key.collective)) return nullptr;
   if (last_plan_.load(std::memory_order_relaxed) != plan) last_plan_.store(plan, std::memory_order_release);
   return plan;
 }
 
-Status CommunicatorImpl::estimate(const Call& call, const CallOptions& options) {
-  bool in_place = false;
-  if (Status status = check(call, options, in_place); !status.ok()) return status;
+Status CommunicatorImpl::estimate(const Request& request, const CallOptions& options) {
+  if (is_message(request.kind)) {
+    Status status = check_message(request, options);
+    if (status.ok()) *options.estimate_us += estimated_us(request);
+    return status;
+  }
+  auto key = check(request, options);
+  if (!key.ok()) return key.status();
   std::unique_ptr<Plan> owned;
   std::vector<std::size_t> counts;
-  PlanKey key{.collective = call.collective, .in_place = in_place, .barrier = call.barrier, .algorithm = options.algorithm};
-  if (averages_integers(call)) key = sum_of_parts(key, counts);
-  const auto plan = find_plan(key, &owned);
+  if (averages_integers(request)) key = sum_of_parts(*key, counts);
+  const auto plan = find_plan(*key, &owned);
   if (!plan.ok()) return plan.status();
   *options.estimate_us += (*plan)->predicted_us;
   return {};
 }
 
-Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
-  if (options.estimate_us != nullptr) return estimate(call, options);
-  if (Operation::in_callback())
-    return waits_in_callback(to_string(call.barrier ? CollectiveKind::barrier : call.collective.kind));
-  if (averages_integers(call)) {
-    const auto average = prepare_average(call, options);
-    return average.ok() ? run(*average) : average.status();
+Status CommunicatorImpl::run(const Request& request, const CallOptions& options) {
+  if (options.estimate_us != nullptr) return estimate(request, options);
+  if (Operation::in_callback()) return waits_in_callback(call_name(request.kind));
+  if (static_cast<int>(request.kind) >= kCollectiveKindCount || averages_integers(request)) {
+    const auto operation = prepare(request, options);
+    return operation.ok() ? run(*operation) : operation.status();
   }
-  const auto timeout = options.timeout.value_or(options_.timeout);
+  const Request& call = request.kind == CollectiveKind::barrier ? barrier_ : request;
   std::unique_ptr<Plan> owned;
   Plan* plan = repeated(call, options);
   if (plan == nullptr) {
@@ -466,12 +401,11 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
     plan = *found;
   }
   if (owned == nullptr) {
-    if (auto outcome = executor_->try_express(*plan, timeout, call.input, call.output)) return *std::move(outcome);
+    auto outcome = executor_->try_express(*plan, options.timeout.value_or(options_.timeout), call.input, call.output);
+    if (outcome) return *std::move(outcome);
   }
-  const std::size_t scratch_bytes = plan->scratch_bytes;
-  Operation* operation = executor_->acquire(plan, std::move(owned), deadline_after(timeout), call.input, call.output);
-  if (operation == nullptr) return no_memory(call, scratch_bytes);
-  return run(operation);
+  const auto operation = acquire(call, options, plan, std::move(owned));
+  return operation.ok() ? run(*operation) : operation.status();
 }
 
 Status CommunicatorImpl::run(Operation* operation) {
@@ -482,24 +416,48 @@ Status CommunicatorImpl::run(Operation* operation) {
   return outcome;
 }
 
-Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const CallOptions& options) {
-  bool in_place = false;
-  if (Status status = check(call, options, in_place); !status.ok()) return status;
+Result<Work> CommunicatorImpl::start(const Request& request, const CallOptions& options) {
+  if (options.estimate_us != nullptr) {
+    Status status = estimate(request, options);
+    if (!status.ok()) return status;
+    return Work();
+  }
+  const auto operation = prepare(request, options);
+  if (!operation.ok()) return operation.status();
+  executor_->post(*operation);
+  return Work(*operation);
+}
+
+Result<Operation*> CommunicatorImpl::prepare(const Request& request, const CallOptions& options) {
+  if (is_message(request.kind)) {
+    if (Status status = check_message(request, options); !status.ok()) return status;
+    return executor_->acquire_message(message_of(request), deadline_after(options.timeout.value_or(options_.timeout)));
+  }
+  if (averages_integers(request)) return prepare_average(request, options);
+  const Request& call = request.kind == CollectiveKind::barrier ? barrier_ : request;
+  std::unique_ptr<Plan> owned;
+  const auto plan = plan_for(call, options, &owned);
+  if (!plan.ok()) return plan.status();
+  return acquire(call, options, *plan, std::move(owned));
+}
+
+Result<Operation*> CommunicatorImpl::prepare_average(const Request& request, const CallOptions& options) {
+  const auto average = check(request, options);
+  if (!average.ok()) return average.status();
   const int ranks = executor_->topology().ranks();
   const int rank = executor_->rank();
-  const DataType type = call.collective.type;
-  const std::size_t numbers = call.collective.message_bytes(ranks) / size_of(type);
+  const DataType type = request.type;
+  const std::size_t numbers = average->collective.message_bytes(ranks) / size_of(type);
   constexpr std::size_t kMostBytes = 2 * sizeof(std::int64_t);  // of the parts of a number
   if (numbers > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / kMostBytes)
-    return no_memory(call, std::numeric_limits<std::size_t>::max());
+    return no_memory(request, std::numeric_limits<std::size_t>::max());
   std::vector<std::size_t> counts;
-  PlanKey key = sum_of_parts({.collective = call.collective, .algorithm = options.algorithm}, counts);
+  PlanKey key = sum_of_parts(*average, counts);
   const Collective& sum = key.collective;
   const std::size_t part_bytes = key.parts_of_number() * size_of(sum.type);
   // In place: the result of a reduce_scatter lies at this rank's share.
   const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[std::max<std::size_t>(numbers * part_bytes, 1)]);
-  if (memory == nullptr) return no_memory(call, numbers * part_bytes);
-  const CallBuffers given = call_buffers(call.collective, ranks, rank);
+  if (memory == nullptr) return no_memory(request, numbers * part_bytes);
   std::byte* const result = memory.get() + (deals_in_shares(sum.kind) ? share_offset_bytes(sum, ranks, rank) : 0);
 
   const CallBuffers buffers = call_buffers(sum, ranks, rank);
@@ -508,38 +466,26 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const Cal
   const auto plan = find_plan(key, &owned);
   if (!plan.ok()) return plan.status();
   if (owned == nullptr) last_plan_.store(*plan, std::memory_order_release);
-  split_into_parts(type, call.input, numbers, ranks, memory.get());
-  const std::size_t scratch_bytes = (*plan)->scratch_bytes;
-  Operation* operation = executor_->acquire(*plan, std::move(owned), deadline_after(options.timeout.value_or(options_.timeout)),
-                                            memory.get(), result);
-  if (operation == nullptr) return no_memory(call, scratch_bytes);
-  const std::size_t results = given.output_bytes / size_of(type);
-  operation->set_last_step(
-      [memory, type, result, results, ranks, output = call.output] { average_of_parts(type, result, results, ranks, output); });
+  split_into_parts(type, request.input, numbers, ranks, memory.get());
+  Request parts = request;
+  parts.input = memory.get();
+  parts.output = result;
+  const auto operation = acquire(parts, options, *plan, std::move(owned));
+  if (!operation.ok()) return operation;
+  const std::size_t results = call_buffers(average->collective, ranks, rank).output_bytes / size_of(type);
+  (*operation)->set_last_step([memory, type, result, results, ranks, output = request.output] {
+    average_of_parts(type, result, results, ranks, output);
+  });
   return operation;
 }
 
-Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& options) {
-  if (options.estimate_us != nullptr) {
-    Status status = estimate(call, options);
-    if (!status.ok()) return status;
-    return Work();
-  }
-  if (averages_integers(call)) {
-    const auto average = prepare_average(call, options);
-    if (!average.ok()) return average.status();
-    executor_->post(*average);
-    return Work(*average);
-  }
-  std::unique_ptr<Plan> owned;
-  const auto plan = plan_for(call, options, &owned);
-  if (!plan.ok()) return plan.status();
-  const auto deadline = deadline_after(options.timeout.value_or(options_.timeout));
-  const std::size_t scratch_bytes = (*plan)->scratch_bytes;
-  Operation* operation = executor_->acquire(*plan, std::move(owned), deadline, call.input, call.output);
-  if (operation == nullptr) return no_memory(call, scratch_bytes);
-  executor_->post(operation);
-  return Work(operation);
+Result<Operation*> CommunicatorImpl::acquire(const Request& request, const CallOptions& options, Plan* plan,
+                                             std::unique_ptr<Plan> owned) {
+  const std::size_t scratch_bytes = plan->scratch_bytes;
+  Operation* operation = executor_->acquire(plan, std::move(owned), deadline_after(options.timeout.value_or(options_.timeout)),
+                                            request.input, request.output);
+  if (operation == nullptr) return no_memory(request, scratch_bytes);
+  return operation;
 }
 
 CallReport CommunicatorImpl::last_call() const {

@@ -18,6 +18,7 @@
 #include "src/communicator/call_statistics.h"
 #include "src/communicator/connect_job.h"
 #include "src/communicator/integer_average.h"
+#include "src/communicator/request_checks.h"
 #include "src/runtime/executor.h"
 #include "src/selector/selector.h"
 
@@ -36,22 +37,12 @@ class CommunicatorImpl {
   CommunicatorImpl(const CommunicatorImpl&) = delete;
   CommunicatorImpl& operator=(const CommunicatorImpl&) = delete;
 
-  /// One call as the public functions describe it. `barrier`: an all_reduce of one byte under another name.
-  struct Call {
-    Collective collective;
-    const void* input = nullptr;
-    void* output = nullptr;
-    bool barrier = false;
-  };
   /// The implementation of `communicator`, for tools that inspect it.
   static CommunicatorImpl& of(Communicator& communicator) noexcept { return *communicator.impl_; }
 
-  Status run(const Call& call, const CallOptions& options);
-  Result<Work> start(const Call& call, const CallOptions& options);
-
-  /// A send or recv of `count` elements.
-  Status run_message(const Message& message, std::size_t count, const CallOptions& options);
-  Result<Work> start_message(const Message& message, std::size_t count, const CallOptions& options);
+  /// As Communicator::submit() and submit_async().
+  Status run(const Request& request, const CallOptions& options);
+  Result<Work> start(const Request& request, const CallOptions& options);
 
   /// The parts of a new communicator of `ranks` of this one. Errors: as Communicator::group().
   Result<ConnectedJob> make_group(std::span<const int> ranks);
@@ -61,9 +52,8 @@ class CommunicatorImpl {
   void abort(const std::string& reason);
   [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
 
-  [[nodiscard]] Call barrier_call() noexcept;
-  /// Checks the arguments; sets `in_place` where the call is in place.
-  Status check(const Call& call, const CallOptions& options, bool& in_place) const;
+  /// ok, or why the communicator is closed.
+  [[nodiscard]] Status check_open() const;
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
   [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
@@ -74,22 +64,29 @@ class CommunicatorImpl {
   Result<Choice> choose(const Collective& collective, std::string_view forced);
   /// The choice for a call whose bits must not depend on the placement of the ranks.
   [[nodiscard]] Result<Choice> choose_strictly(const Collective& collective, std::string_view forced) const;
-  Status check_message(const Message& message, std::size_t count, const CallOptions& options) const;
+  /// Checks a collective and returns the key of its Plan.
+  [[nodiscard]] Result<PlanKey> check(const Request& request, const CallOptions& options) const;
+  /// Checks a send or recv.
+  [[nodiscard]] Status check_message(const Request& request, const CallOptions& options) const;
   /// The Plan of the last call of this kind if this call equals that one, except perhaps for its buffers; else null. check()
   /// has passed the earlier call, so that only the buffers are checked here.
-  [[nodiscard]] Plan* repeated(const Call& call, const CallOptions& options) noexcept;
+  [[nodiscard]] Plan* repeated(const Request& request, const CallOptions& options) noexcept;
   /// Checks the call and returns its Plan. `owned` is set where the Plan is not cached.
-  Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
+  Result<Plan*> plan_for(const Request& request, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// Adds the predicted duration of the call to *options.estimate_us. Errors: those of the call's arguments.
-  Status estimate(const Call& call, const CallOptions& options);
-  [[nodiscard]] bool averages_integers(const Call& call) const noexcept {
-    return call.collective.op == ReduceOp::avg && internal::averages_integers(call.collective, executor_->topology().ranks());
+  Status estimate(const Request& request, const CallOptions& options);
+  [[nodiscard]] bool averages_integers(const Request& request) const noexcept {
+    return request.op == ReduceOp::avg && internal::averages_integers(request, executor_->topology().ranks());
   }
-  /// An average of integers, ready to be posted or run: the sum of their parts (integer_average.h).
-  Result<Operation*> prepare_average(const Call& call, const CallOptions& options);
-  /// Runs an operation of acquire(). Returns its outcome, or ok where it belongs to a call group that has not ended.
+  /// Checks the call and returns an operation for it, ready to be posted or run.
+  Result<Operation*> prepare(const Request& request, const CallOptions& options);
+  /// The same for an average of integers: the sum of their parts (integer_average.h).
+  Result<Operation*> prepare_average(const Request& request, const CallOptions& options);
+  /// An operation for a checked call with `plan`.
+  Result<Operation*> acquire(const Request& request, const CallOptions& options, Plan* plan, std::unique_ptr<Plan> owned);
+  /// Runs an operation of prepare(). Returns its outcome, or ok where it belongs to a call group that has not ended.
   Status run(Operation* operation);
-  [[nodiscard]] double estimated_us(const Message& message) const;
+  [[nodiscard]] double estimated_us(const Request& message) const;
   /// The Plan for `key`; `owned` is set where it is not cached.
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
 
@@ -110,6 +107,7 @@ class CommunicatorImpl {
   std::atomic<Plan*> last_plan_{nullptr};
   std::array<std::atomic<Plan*>, kCollectiveKindCount> last_of_kind_{};
   std::array<std::byte, 64> barrier_bytes_{};  // input, then output; always zero, because a bitwise or of zeros is zero
+  const Request barrier_;                      // the all_reduce of one of these bytes that a barrier is, under its own name
 };
 
 }  // namespace shoal::internal

@@ -64,8 +64,8 @@ void with_type(DataType type, Function function) noexcept {
 
 }  // namespace
 
-bool averages_integers(const Collective& collective, int ranks) noexcept {
-  return reduces(collective.kind) && collective.op == ReduceOp::avg && !is_floating(collective.type) && ranks > 1;
+bool averages_integers(const Request& request, int ranks) noexcept {
+  return reduces(request.kind) && request.op == ReduceOp::avg && !is_floating(request.type) && ranks > 1;
 }
 
 PlanKey sum_of_parts(const PlanKey& average, std::vector<std::size_t>& counts) {

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <vector>
 
+#include <shoal/request.h>
+
 #include "src/plan/plan.h"
 
 namespace shoal::internal {
@@ -15,7 +17,7 @@ namespace shoal::internal {
 /// A number of at most 32 bits is one part. A number x of 64 bits among n ranks is two: floor(x / n) and x - n * floor(x / n).
 
 /// Whether a call is computed that way.
-[[nodiscard]] bool averages_integers(const Collective& collective, int ranks) noexcept;
+[[nodiscard]] bool averages_integers(const Request& request, int ranks) noexcept;
 /// The call that adds up the parts of `average`; `counts` stores its counts, if any.
 [[nodiscard]] PlanKey sum_of_parts(const PlanKey& average, std::vector<std::size_t>& counts);
 

@@ -79,37 +79,39 @@ Status DeviceGroup::check_stream(const std::string& name, Stream stream) const {
                       name)};
 }
 
-Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Stream stream, const Timeout& timeout) const {
-  const Collective& what = request.collective;
+/// Returns the checked collective.
+Result<Collective> DeviceGroup::check(const Request& request, Stream stream, const Timeout& timeout) const {
+  const int rank = communicator_.rank();
+  const int ranks = communicator_.size();
+  const std::string_view name = internal::call_name(request.kind);
+  CallOptions options;
+  options.timeout = timeout;
+  if (Status status = internal::CommunicatorImpl::of(*all_).check_open(); !status.ok()) return status;
+  if (Status status = internal::check_arguments(request, options, rank, ranks); !status.ok()) return status;
+  const Collective what = internal::collective_of(request);
+  const auto unsupported = [&](const char* why) {
+    return Status(StatusCode::unsupported, fmt::format("{}: {}", to_string(signature_of(what)), why));
+  };
   if (internal::CommunicatorImpl::of(communicator_).numerics() == Numerics::strict && reduces(what.kind) &&
       is_floating(what.type))
-    return {
-        StatusCode::unsupported,
-        fmt::format("{}: SHOAL_NUMERICS=strict is not kept on CUDA memory: kernels add in an order that depends on where ranks "
-                    "are; use host memory, or SHOAL_NUMERICS=repeatable",
-                    to_string(signature_of(what)))};
-  if (internal::averages_integers(what, communicator_.size()))
-    return {StatusCode::unsupported,
-            fmt::format("{}: the average of integers is unsupported on CUDA memory, where their sum could overflow the "
-                        "type; use host memory, or the sum of a wider type",
-                        to_string(signature_of(what)))};
-  if (what.kind != CollectiveKind::barrier) {
-    CallOptions options;
-    options.timeout = timeout;
-    bool in_place = false;
-    if (Status status = internal::CommunicatorImpl::of(*all_).check(request, options, in_place); !status.ok()) return status;
-    const CallBuffers buffers = call_buffers(what, communicator_.size(), communicator_.rank());
-    const auto check_one = [&](const char* name, const void* buffer, std::size_t bytes) -> Status {
-      if (bytes == 0) return {};
-      Status status = check_buffer(name, buffer, bytes);
-      return status.ok() ? status : Status(status.code(), fmt::format("{}: {}", shoal::to_string(what.kind), status.message()));
-    };
-    if (Status status = check_one("input", request.input, buffers.input_bytes); !status.ok()) return status;
-    if (Status status = check_one("output", request.output, buffers.output_bytes); !status.ok()) return status;
-  } else if (timeout && timeout->count() <= 0) {
-    return {StatusCode::invalid_argument, fmt::format("barrier: a timeout of {} ms is not positive", timeout->count())};
-  }
-  return check_stream(to_string(signature_of(what)), stream);
+    return unsupported(
+        "SHOAL_NUMERICS=strict is not kept on CUDA memory: kernels add in an order that depends on where ranks are; use host "
+        "memory, or SHOAL_NUMERICS=repeatable");
+  if (internal::averages_integers(request, ranks))
+    return unsupported(
+        "the average of integers is unsupported on CUDA memory, where their sum could overflow the type; use host memory, or "
+        "the sum of a wider type");
+  if (const auto in_place = internal::check_buffers(request, what, rank, ranks); !in_place.ok()) return in_place.status();
+  const CallBuffers buffers = call_buffers(what, ranks, rank);
+  const auto check_one = [&](const char* buffer_name, const void* buffer, std::size_t bytes) -> Status {
+    if (bytes == 0) return {};
+    Status status = check_buffer(buffer_name, buffer, bytes);
+    return status.ok() ? status : Status(status.code(), fmt::format("{}: {}", name, status.message()));
+  };
+  if (Status status = check_one("input", request.input, buffers.input_bytes); !status.ok()) return status;
+  if (Status status = check_one("output", request.output, buffers.output_bytes); !status.ok()) return status;
+  if (Status status = check_stream(to_string(signature_of(what)), stream); !status.ok()) return status;
+  return what;
 }
 
 /// ok, or why the group is closed.
@@ -140,23 +142,24 @@ Status DeviceGroup::sign(const StreamCall& call) {
                                             to_string(call.signature), node_rank_, to_string(differs->other), differs->rank)};
 }
 
-Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const internal::CommunicatorImpl::Call& request, Stream stream,
-                                                      Timeout timeout) {
+Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Request& request, Stream stream, Timeout timeout) {
+  if (internal::is_message(request.kind)) return exchange({&request, 1}, stream, timeout);
   const std::scoped_lock calling(calls_mutex_);
   const OnDevice here(api_, device_);
   if (Status status = check_open(); !status.ok()) return status;
-  if (Status status = check(request, stream, timeout); !status.ok()) return status;
+  const auto what = check(request, stream, timeout);
+  if (!what.ok()) return what.status();
 
-  auto call = make_call(signature_of(request.collective), timeout);
+  auto call = make_call(signature_of(*what), timeout);
   call->sequence = sequence_++;
-  call->counts.assign(request.collective.counts.begin(), request.collective.counts.end());
+  call->counts.assign(what->counts.begin(), what->counts.end());
   if (Status mismatch = sign(*call); !mismatch.ok()) {
     note_failure(mismatch);
     return mismatch;
   }
   Enqueuing e;
   e.call = call;
-  e.what = request.collective;
+  e.what = *what;
   e.what.counts = call->counts;
   e.stream = stream;
   e.route = route_ == Route::rails && !on_rails(e.what.kind) ? Route::host : route_;
@@ -261,9 +264,7 @@ Status DeviceGroup::enqueue_barrier(Enqueuing& e) {
   if (e.route == Route::peer) return meet(e, nullptr, true);
   const std::uint32_t number = piece_++;
   const Piece piece{number, number % slot_count(), {}};
-  internal::CommunicatorImpl::Call barrier;
-  barrier.barrier = true;
-  if (Status status = hand_over(e, piece, *all_, barrier); !status.ok()) return status;
+  if (Status status = hand_over(e, piece, *all_, Request::barrier()); !status.ok()) return status;
   return await_tile(e, piece);
 }
 

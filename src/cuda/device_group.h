@@ -52,23 +52,13 @@ struct MailHeader {
 /// A piece of a call that the host's engine works on while the stream waits for its flag.
 struct Tile {
   StreamCall* call = nullptr;
-  Communicator* via = nullptr;               ///< the ranks that take part
-  internal::CommunicatorImpl::Call what;     ///< of the piece; of a barrier only that it is one
-  std::vector<std::size_t> counts;           ///< what.collective.counts, where shares differ
-  std::optional<internal::Message> message;  ///< instead of `what`
-  MailHeader header;                         ///< of the message
+  Communicator* via = nullptr;      ///< the ranks that take part
+  Request what;                     ///< of the piece
+  std::vector<std::size_t> counts;  ///< what.counts, where shares differ
+  std::byte* message = nullptr;     ///< of a send or receive: the header, then the data
+  MailHeader header;                ///< of the message
   std::uint32_t* flag = nullptr;
   std::uint32_t value = 0;  ///< of the flag, when the result is there
-};
-
-/// A message between two ranks, as it lies in device memory.
-struct Mail {
-  bool is_send = false;
-  int peer = 0;
-  int tag = 0;
-  DataType type = DataType::uint8;
-  std::byte* buffer = nullptr;  ///< of a send: only read
-  std::size_t bytes = 0;
 };
 
 struct GroupState;
@@ -137,10 +127,8 @@ class DeviceGroup {
 
   using Timeout = std::optional<std::chrono::milliseconds>;
 
-  /// `request` as Communicator's calls make it; of a barrier the kind, and that it is one.
-  Result<std::shared_ptr<StreamCall>> call(const internal::CommunicatorImpl::Call& request, Stream stream, Timeout timeout);
-  Result<std::shared_ptr<StreamCall>> exchange(std::span<const StreamMessage> messages, Stream stream, Timeout timeout);
-  [[nodiscard]] int size() const noexcept { return communicator_.size(); }
+  Result<std::shared_ptr<StreamCall>> call(const Request& request, Stream stream, Timeout timeout);
+  Result<std::shared_ptr<StreamCall>> exchange(std::span<const Request> messages, Stream stream, Timeout timeout);
   Status register_buffer(const void* buffer);
   /// How long the destructor waits for the other ranks.
   void leave_within(std::chrono::milliseconds limit) { farewell_.timeout = limit; }
@@ -175,6 +163,11 @@ class DeviceGroup {
     Part takes = Part::nothing;
     std::optional<std::uint32_t> registered;  ///< number of the buffer that holds the input, which the peers read there
 
+    /// The call on `count` elements in host memory, without counts.
+    [[nodiscard]] Request on_host(const std::byte* from, std::byte* to, std::size_t count) const noexcept {
+      return {
+          .kind = what.kind, .type = what.type, .op = what.op, .root = what.root, .input = from, .output = to, .count = count};
+    }
     [[nodiscard]] std::size_t bytes(const Run& run) const { return run.count * element_bytes; }
     [[nodiscard]] const std::byte* input_of(const Run& run) const {
       return reinterpret_cast<const std::byte*>(input + run.begin * element_bytes);
@@ -202,7 +195,7 @@ class DeviceGroup {
 
   // Enqueuing (device_calls.cc).
   Status check_open();
-  Status check(const internal::CommunicatorImpl::Call& request, Stream stream, const Timeout& timeout) const;
+  Result<Collective> check(const Request& request, Stream stream, const Timeout& timeout) const;
   Status check_stream(const std::string& name, Stream stream) const;
   Status check_buffer(const char* name, const void* buffer, std::size_t bytes) const;
   std::shared_ptr<StreamCall> make_call(const Signature& signature, const Timeout& timeout);
@@ -268,7 +261,7 @@ class DeviceGroup {
   Status divide(Enqueuing& e, const std::byte* sum, std::byte* target, std::byte* second, std::size_t count);
 
   // Through the host (host_stage.cc).
-  Status hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const internal::CommunicatorImpl::Call& what,
+  Status hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const Request& what,
                    std::vector<std::size_t> counts = {});
   Status await_tile(Enqueuing& e, const Piece& piece);
   Status piece_to_host(Enqueuing& e, const Piece& piece);
@@ -282,13 +275,13 @@ class DeviceGroup {
   struct Lane;
   struct Chain;
   Status all_to_all_v(Enqueuing& e);
-  Status post(const std::shared_ptr<StreamCall>& call, Stream stream, Communicator& via, std::span<const Mail> mails);
+  Status post(const std::shared_ptr<StreamCall>& call, Stream stream, Communicator& via, std::span<const Request> messages);
   Status post_piece(StreamCall& call, Stream stream, Communicator& via, Lane& lane, Chain& chain);
   Status finish_receives(Stream stream, Lane& lane, std::uint64_t until);
-  Status follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Mail> mails, Stream stream);
+  Status follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Request> messages, Stream stream);
   Lane& lane_for(Stream stream);
   [[nodiscard]] std::uint32_t* chunk_done(const Lane& lane, std::size_t chunk) const;
-  Status check_messages(std::span<const StreamMessage> messages, Stream stream, const Timeout& timeout) const;
+  Status check_messages(std::span<const Request> messages, Stream stream, const Timeout& timeout) const;
 
   // The group's thread (watcher.cc).
   void watch();
@@ -358,9 +351,9 @@ class DeviceGroup {
   std::array<Lane, kLanes> lanes_;
   std::uint64_t lane_turns_ = 0;
   std::size_t chunk_bytes_ = 0;
-  std::byte* lane_memory_ = nullptr;           ///< of all lanes, pinned
-  using MailKey = std::tuple<bool, int, int>;  ///< is_send, peer, tag: such messages stay in order
-  std::map<MailKey, std::pair<Stream, std::weak_ptr<StreamCall>>> last_of_key_;
+  std::byte* lane_memory_ = nullptr;              ///< of all lanes, pinned
+  using MessageKey = std::tuple<bool, int, int>;  ///< is_send, peer, tag: such messages stay in order
+  std::map<MessageKey, std::pair<Stream, std::weak_ptr<StreamCall>>> last_of_key_;
   std::uint64_t message_sequence_ = 0;
 
   std::mutex calls_mutex_;  ///< held while a call is enqueued; before GroupState::mutex

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,27 +19,27 @@ namespace {
 /// Whether the sender's message is the one that this rank expects.
 Status check_header(const Tile& tile) {
   MailHeader theirs;
-  std::memcpy(&theirs, tile.message->data, sizeof theirs);
+  std::memcpy(&theirs, tile.message, sizeof theirs);
   if (theirs == tile.header) return {};
   return {StatusCode::mismatch,
           fmt::format("{}: piece {} of {} bytes of {} was expected from rank {}, but piece {} of {} bytes of {} arrived",
                       tile.call->name(), tile.header.piece, tile.header.bytes,
-                      shoal::to_string(static_cast<DataType>(tile.header.type)), tile.message->peer, theirs.piece, theirs.bytes,
+                      shoal::to_string(static_cast<DataType>(tile.header.type)), tile.what.peer, theirs.piece, theirs.bytes,
                       shoal::to_string(static_cast<DataType>(theirs.type)))};
 }
 
 }  // namespace
 
-using internal::CommunicatorImpl;
-
-Status DeviceGroup::hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const CommunicatorImpl::Call& what,
+/// `counts`: of the shares, where they differ.
+Status DeviceGroup::hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const Request& what,
                               std::vector<std::size_t> counts) {
   Tile& tile = e.call->tiles.emplace_back();
   tile.call = e.call.get();
   tile.via = &via;
   tile.what = what;
   tile.counts = std::move(counts);
-  tile.what.collective.counts = tile.counts;
+  tile.what.has_counts = !tile.counts.empty();
+  tile.what.counts = tile.counts;
   tile.flag = &words_->tile_done[piece.slot].value;
   tile.value = piece.number + 1;
   return api_.call_host(e.stream, &DeviceGroup::tile_arrived, &tile);
@@ -67,13 +66,11 @@ Status DeviceGroup::piece_to_host(Enqueuing& e, const Piece& piece) {
     if (e.gives == Part::nothing || (e.gives == Part::own && share != e.rank) || run.count == 0) continue;
     if (Status status = api_.copy(slot + run.row, e.input_of(run), e.bytes(run), e.stream); !status.ok()) return status;
   }
-  CommunicatorImpl::Call what{e.what, slot + (e.gives == Part::own ? own : 0),
-                              taken_slot(e, piece) + (e.takes == Part::own ? own : 0), false};
+  const Request what = e.on_host(slot + (e.gives == Part::own ? own : 0),
+                                 taken_slot(e, piece) + (e.takes == Part::own ? own : 0), piece.whole().count);
   std::vector<std::size_t> counts;
-  what.collective.count = piece.whole().count;
   if (!e.what.counts.empty()) {
     for (const Run& run : piece.runs) counts.push_back(run.count);
-    what.collective.count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   }
   return hand_over(e, piece, *all_, what, std::move(counts));
 }
@@ -105,13 +102,8 @@ void DeviceGroup::start_tile(Tile& tile) {
   CallOptions options;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(tile.call->deadline - Clock::now());
   options.timeout = std::max(left, std::chrono::milliseconds(1));
-  CommunicatorImpl& via = CommunicatorImpl::of(*tile.via);
-  const auto start = [&]() -> Result<Work> {
-    if (!tile.message) return via.start(tile.what.barrier ? via.barrier_call() : tile.what, options);
-    if (tile.message->is_send) std::memcpy(tile.message->data, &tile.header, sizeof tile.header);
-    return via.start_message(*tile.message, tile.message->size_bytes, options);
-  };
-  Result<Work> work = start();
+  if (tile.what.kind == CollectiveKind::send) std::memcpy(tile.message, &tile.header, sizeof tile.header);
+  Result<Work> work = tile.via->submit_async(tile.what, options);
   if (!work.ok()) return end_tile(tile, work.status());
   Status refused = work->on_completion([this, &tile](const Status& outcome) { end_tile(tile, outcome); });
   if (!refused.ok()) end_tile(tile, refused);
@@ -119,7 +111,7 @@ void DeviceGroup::start_tile(Tile& tile) {
 
 /// Runs in the thread that has ended the engine's call.
 void DeviceGroup::end_tile(Tile& tile, Status outcome) {
-  if (outcome.ok() && tile.message && !tile.message->is_send) outcome = check_header(tile);
+  if (outcome.ok() && tile.what.kind == CollectiveKind::receive) outcome = check_header(tile);
   const std::scoped_lock lock(state_->mutex);
   --tile.call->open_tiles;
   --with_engine_;

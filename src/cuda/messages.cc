@@ -25,26 +25,33 @@ constexpr int kBlockTag = 0;
 /// Keys whose last call is remembered before those of ended calls are dropped.
 constexpr std::size_t kManyKeys = 256;
 
+bool is_send(const Request& message) { return message.kind == CollectiveKind::send; }
+std::size_t bytes_of(const Request& message) { return message.count * size_of(message.type); }
+/// Of a send: only read.
+std::byte* buffer_of(const Request& message) {
+  return static_cast<std::byte*>(is_send(message) ? const_cast<void*>(message.input) : message.output);
+}
+
 }  // namespace
 
 /// Messages of one sender, receiver and tag, one behind the other, as the receiver may receive them in separate calls.
 struct DeviceGroup::Chain {
-  std::vector<const Mail*> mails;
-  std::size_t mail = 0;  ///< the next piece belongs to this one
+  std::vector<const Request*> messages;
+  std::size_t message = 0;  ///< the next piece belongs to this one
   std::size_t piece = 0;
 
-  [[nodiscard]] bool is_over() const { return mail == mails.size(); }
+  [[nodiscard]] bool is_over() const { return message == messages.size(); }
 };
 
-/// Puts all pieces of `mails`, of at most kLaneChunks different senders, receivers and tags, on the stream.
+/// Puts all pieces of `messages`, of at most kLaneChunks different senders, receivers and tags, on the stream.
 Status DeviceGroup::post(const std::shared_ptr<StreamCall>& call, Stream stream, Communicator& via,
-                         std::span<const Mail> mails) {
-  std::vector<std::pair<MailKey, Chain>> chains;
-  for (const Mail& mail : mails) {
-    const MailKey key(mail.is_send, mail.peer, mail.tag);
+                         std::span<const Request> messages) {
+  std::vector<std::pair<MessageKey, Chain>> chains;
+  for (const Request& message : messages) {
+    const MessageKey key(is_send(message), message.peer, message.tag);
     auto known = std::find_if(chains.begin(), chains.end(), [&](const auto& each) { return each.first == key; });
     if (known == chains.end()) known = chains.insert(chains.end(), {key, Chain{}});
-    known->second.mails.push_back(&mail);
+    known->second.messages.push_back(&message);
   }
   Lane& lane = lane_for(stream);
   if (lane.last != nullptr && lane.stream != stream) {
@@ -65,10 +72,10 @@ Status DeviceGroup::post(const std::shared_ptr<StreamCall>& call, Stream stream,
 }
 
 Status DeviceGroup::post_piece(StreamCall& call, Stream stream, Communicator& via, Lane& lane, Chain& chain) {
-  const Mail& mail = *chain.mails[chain.mail];
+  const Request& message = *chain.messages[chain.message];
   const std::size_t room = chunk_bytes_ - kHeaderBytes;
   const std::size_t begin = chain.piece * room;
-  const std::size_t bytes = std::min(room, mail.bytes - begin);
+  const std::size_t bytes = std::min(room, bytes_of(message) - begin);
   const std::uint64_t number = lane.used++;
   const std::size_t at = number % kLaneChunks;
   if (number >= kLaneChunks) {
@@ -78,21 +85,22 @@ Status DeviceGroup::post_piece(StreamCall& call, Stream stream, Communicator& vi
     if (Status status = api_.flags(stream, {&wait, 1}); !status.ok()) return status;
   }
   std::byte* chunk = lane.chunks + at * chunk_bytes_;
-  if (mail.is_send && bytes != 0) {
-    if (Status status = api_.copy(chunk + kHeaderBytes, mail.buffer + begin, bytes, stream); !status.ok()) return status;
+  if (is_send(message) && bytes != 0) {
+    if (Status status = api_.copy(chunk + kHeaderBytes, buffer_of(message) + begin, bytes, stream); !status.ok()) return status;
   }
   Tile& tile = call.tiles.emplace_back();
   tile.call = &call;
   tile.via = &via;
-  tile.message =
-      internal::Message{mail.is_send, mail.peer, mail.tag, DataType::uint8, kHeaderBytes + bytes, chunk, 0, 0, 0, {}};
-  tile.header = {mail.bytes, chain.piece, static_cast<std::uint64_t>(mail.type)};
+  tile.message = chunk;
+  tile.what = is_send(message) ? Request::send(chunk, kHeaderBytes + bytes, DataType::uint8, message.peer, message.tag)
+                               : Request::recv(chunk, kHeaderBytes + bytes, DataType::uint8, message.peer, message.tag);
+  tile.header = {bytes_of(message), chain.piece, static_cast<std::uint64_t>(message.type)};
   tile.flag = chunk_done(lane, at);
   tile.value = static_cast<std::uint32_t>(number + 1);
-  if (!mail.is_send) lane.receives.push_back({number, bytes == 0 ? nullptr : mail.buffer + begin, bytes});
+  if (!is_send(message)) lane.receives.push_back({number, bytes == 0 ? nullptr : buffer_of(message) + begin, bytes});
   ++chain.piece;
-  if (begin + bytes == mail.bytes) {
-    ++chain.mail;
+  if (begin + bytes == bytes_of(message)) {
+    ++chain.message;
     chain.piece = 0;
   }
   return api_.call_host(stream, &DeviceGroup::tile_arrived, &tile);
@@ -133,11 +141,11 @@ DeviceGroup::Lane& DeviceGroup::lane_for(Stream stream) {
 }
 
 /// Orders messages of one sender, receiver and tag on different streams: their pieces must not mix.
-Status DeviceGroup::follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Mail> mails, Stream stream) {
+Status DeviceGroup::follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Request> messages, Stream stream) {
   if (last_of_key_.size() > kManyKeys)
     std::erase_if(last_of_key_, [](const auto& each) { return each.second.second.expired(); });
-  for (const Mail& mail : mails) {
-    auto& [last_stream, last] = last_of_key_[{mail.is_send, mail.peer, mail.tag}];
+  for (const Request& message : messages) {
+    auto& [last_stream, last] = last_of_key_[{is_send(message), message.peer, message.tag}];
     const std::shared_ptr<StreamCall> before = last.lock();
     if (before != nullptr && before != call && last_stream != stream) {
       if (Status status = api_.wait(stream, before->event); !status.ok()) return status;
@@ -148,56 +156,42 @@ Status DeviceGroup::follow_messages(const std::shared_ptr<StreamCall>& call, std
   return {};
 }
 
-Status DeviceGroup::check_messages(std::span<const StreamMessage> messages, Stream stream, const Timeout& timeout) const {
-  const int ranks = communicator_.size();
-  const auto invalid = [](const StreamMessage& message, const std::string& what) {
-    return Status(StatusCode::invalid_argument, (message.is_send ? "send: " : "recv: ") + what);
-  };
+Status DeviceGroup::check_messages(std::span<const Request> messages, Stream stream, const Timeout& timeout) const {
   if (messages.empty()) return {StatusCode::invalid_argument, "exchange: no message was given"};
   if (messages.size() > kLaneChunks)
     return {StatusCode::invalid_argument,
             fmt::format("exchange: {} messages; one exchange takes at most {}, split them", messages.size(), kLaneChunks)};
-  for (const StreamMessage& message : messages) {
-    const std::size_t element_bytes = size_of(message.type);
-    if (element_bytes == 0) return invalid(message, fmt::format("unknown data type {}", static_cast<int>(message.type)));
-    if (message.count > static_cast<std::size_t>(PTRDIFF_MAX) / element_bytes)
-      return invalid(message, fmt::format("count {} is larger than memory (a negative number?)", message.count));
-    if (!message.is_send && message.peer == kAnySource)
-      return invalid(message, "the sender must be named: pieces of several senders would mix");
-    if (message.peer < 0 || message.peer >= ranks)
-      return invalid(message, fmt::format("peer {} is not a rank; the ranks are 0 to {}", message.peer, ranks - 1));
-    if (timeout && timeout->count() <= 0)
-      return invalid(message, fmt::format("a timeout of {} ms is not positive", timeout->count()));
+  CallOptions options;
+  options.timeout = timeout;
+  for (const Request& message : messages) {
+    Status status = internal::check_arguments(message, options, communicator_.rank(), communicator_.size());
+    if (!status.ok()) return status;
+    if (message.peer == kAnySource)
+      return {StatusCode::invalid_argument, "recv: the sender must be named: pieces of several senders would mix"};
     if (message.count == 0) continue;
-    Status status = check_buffer("the buffer", message.buffer, message.count * element_bytes);
-    if (!status.ok()) return {status.code(), (message.is_send ? "send: " : "recv: ") + status.message()};
+    status = check_buffer("the buffer", buffer_of(message), bytes_of(message));
+    if (!status.ok()) return {status.code(), fmt::format("{}: {}", internal::call_name(message.kind), status.message())};
   }
   return check_stream("exchange", stream);
 }
 
-Result<std::shared_ptr<StreamCall>> DeviceGroup::exchange(std::span<const StreamMessage> messages, Stream stream,
-                                                          Timeout timeout) {
+Result<std::shared_ptr<StreamCall>> DeviceGroup::exchange(std::span<const Request> messages, Stream stream, Timeout timeout) {
   const std::scoped_lock calling(calls_mutex_);
   const OnDevice here(api_, device_);
   if (Status status = check_open(); !status.ok()) return status;
   if (Status status = check_messages(messages, stream, timeout); !status.ok()) return status;
-  const StreamMessage& first = messages.front();
+  const Request& first = messages.front();
   Signature signature;
-  signature.kind = first.is_send ? CollectiveKind::send : CollectiveKind::receive;
+  signature.kind = first.kind;
   signature.count = first.count;
   signature.type = first.type;
   signature.root = static_cast<std::uint32_t>(first.peer);
   auto call = make_call(signature, timeout);
   call->sequence = message_sequence_++;
   call->messages = messages.size();
-  std::vector<Mail> mails;
-  for (const StreamMessage& message : messages) {
-    mails.push_back({message.is_send, message.peer, message.tag, message.type, static_cast<std::byte*>(message.buffer),
-                     message.count * size_of(message.type)});
-  }
   Status enqueued = take_event(*call);
-  if (enqueued.ok()) enqueued = follow_messages(call, mails, stream);
-  if (enqueued.ok()) enqueued = post(call, stream, *mail_, mails);
+  if (enqueued.ok()) enqueued = follow_messages(call, messages, stream);
+  if (enqueued.ok()) enqueued = post(call, stream, *mail_, messages);
   if (Status status = finish_call(call, stream, enqueued); !status.ok()) return status;
   return call;
 }
@@ -219,17 +213,17 @@ Status DeviceGroup::all_to_all_v(Enqueuing& e) {
         api_.copy(reinterpret_cast<void*>(to[e.rank]), reinterpret_cast<const void*>(from[e.rank]), bytes, e.stream);
     if (!status.ok()) return status;
   }
-  std::vector<Mail> mails;
+  std::vector<Request> messages;
   for (std::size_t step = 1; step < ranks; ++step) {
     const std::size_t target = (e.rank + step) % ranks;
     const std::size_t source = (e.rank + ranks - step) % ranks;
-    mails.push_back({true, static_cast<int>(target), kBlockTag, e.what.type, reinterpret_cast<std::byte*>(from[target]),
-                     e.what.counts[target] * e.element_bytes});
-    mails.push_back({false, static_cast<int>(source), kBlockTag, e.what.type, reinterpret_cast<std::byte*>(to[source]),
-                     e.what.counts[ranks + source] * e.element_bytes});
-    if (mails.size() < kLaneChunks && step + 1 < ranks) continue;
-    if (Status status = post(e.call, e.stream, *all_, mails); !status.ok()) return status;
-    mails.clear();
+    messages.push_back(Request::send(reinterpret_cast<const void*>(from[target]), e.what.counts[target], e.what.type,
+                                     static_cast<int>(target), kBlockTag));
+    messages.push_back(Request::recv(reinterpret_cast<void*>(to[source]), e.what.counts[ranks + source], e.what.type,
+                                     static_cast<int>(source), kBlockTag));
+    if (messages.size() < kLaneChunks && step + 1 < ranks) continue;
+    if (Status status = post(e.call, e.stream, *all_, messages); !status.ok()) return status;
+    messages.clear();
   }
   return {};
 }

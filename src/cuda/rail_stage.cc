@@ -4,7 +4,6 @@
 //
 // Each piece begins with a meet(): after it no rank of the node reads what the piece before the last has left in its slot.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "kernels/partition.h"
@@ -12,8 +11,6 @@
 #include "src/cuda/device_words.h"
 
 namespace shoal::cuda {
-
-using internal::CommunicatorImpl;
 
 /// The runs of the ranks of one rail, one behind the other in the order of the nodes.
 struct DeviceGroup::Stack {
@@ -37,17 +34,11 @@ DeviceGroup::Stack DeviceGroup::stack_of(const Enqueuing& e, const Piece& piece,
 Status DeviceGroup::stack_to_rail(Enqueuing& e, const Piece& piece, const Stack& stack) {
   std::byte* tile = tiles_ + piece.slot * slot_bytes_;
   const auto own = static_cast<std::size_t>(rail_->rank());
-  CommunicatorImpl::Call what{e.what, tile, tile, false};
-  if (e.gives == Part::own) {
-    what.input = tile + stack.offsets[own];
-  } else {
-    what.output = tile + stack.offsets[own];
-  }
-  if (what.collective.op == ReduceOp::avg) what.collective.op = ReduceOp::sum;  // divided once, at the end
-  what.collective.count = stack.counts[own];
-  if (e.what.counts.empty()) return hand_over(e, piece, *rail_, what);
-  what.collective.count = std::accumulate(stack.counts.begin(), stack.counts.end(), std::size_t{0});
-  return hand_over(e, piece, *rail_, what, stack.counts);
+  std::byte* part = tile + stack.offsets[own];
+  const bool gives_part = e.gives == Part::own;
+  Request what = e.on_host(gives_part ? part : tile, gives_part ? tile : part, stack.counts[own]);
+  if (what.op == ReduceOp::avg) what.op = ReduceOp::sum;  // divided once, at the end
+  return hand_over(e, piece, *rail_, what, e.what.counts.empty() ? std::vector<std::size_t>() : stack.counts);
 }
 
 Status DeviceGroup::begin_on_rails(Enqueuing& e, const Piece& piece) {
@@ -91,12 +82,11 @@ Status DeviceGroup::share_to_rail(Enqueuing& e, const Piece& piece, const std::b
     const std::byte* from = piece_begin + share.begin * e.element_bytes;
     if (Status status = api_.copy(tile, from, share.count * e.element_bytes, e.stream); !status.ok()) return status;
   }
-  CommunicatorImpl::Call what{e.what, tile, tile, false};
-  what.collective.count = share.count;
-  if (e.what.op == ReduceOp::avg) what.collective.op = ReduceOp::sum;
+  Request what = e.on_host(tile, tile, share.count);
+  if (what.op == ReduceOp::avg) what.op = ReduceOp::sum;
   if (e.what.kind == CollectiveKind::broadcast) {
     const auto has_root = [&](const auto& node) { return std::find(node.begin(), node.end(), e.what.root) != node.end(); };
-    what.collective.root = static_cast<int>(std::find_if(nodes_.begin(), nodes_.end(), has_root) - nodes_.begin());
+    what.root = static_cast<int>(std::find_if(nodes_.begin(), nodes_.end(), has_root) - nodes_.begin());
   }
   return hand_over(e, piece, *rail_, what);
 }

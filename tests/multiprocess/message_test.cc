@@ -310,6 +310,8 @@ TEST(MessageArguments, BadArgumentsAreRefused) {
     if (!bad(c.send(&value, 1, DataType::int32, kAnySource))) return "a send to any rank";
     if (!bad(c.recv(nullptr, 1, DataType::int32, 0))) return "a null buffer";
     if (!bad(c.recv(&value, static_cast<std::size_t>(-1), DataType::int32, 0))) return "a negative count";
+    const Request unknown{.kind = static_cast<CollectiveKind>(200)};
+    if (!bad(c.submit(unknown)) || !bad(c.submit_async(unknown).status())) return "a call of an unknown kind";
     auto sent = c.send_async(&value, 1, DataType::int32, 0, 5);
     if (!sent.ok()) return sent.status().to_string();
     if (const Status status = c.recv(&copy, 1, DataType::int32, kAnySource, 5); !status.ok()) return status.to_string();
