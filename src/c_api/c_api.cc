@@ -150,13 +150,6 @@ Status deliver(Result<std::unique_ptr<Communicator>> created, shoal_comm_t* comm
   return {};
 }
 
-/// Passes the Work of `started` to the caller.
-Status deliver(Result<Work> started, shoal_work_t* work) {
-  if (!started.ok()) return started.status();
-  *work = new shoal_work{std::move(started).value()};
-  return {};
-}
-
 /// The options of shoal_set_call_options() for this thread. Small, for the same reason as last_error_message.
 struct ThreadCallOptions {
   std::int64_t timeout_ms = 0;
@@ -183,6 +176,23 @@ CallOptions call_options() {
   return options;
 }
 
+namespace {
+
+shoal_status submit(const Given<shoal_comm>& given, const Request& call) {
+  return submit_checked(Checks(given.function), given, call,
+                        [&](const Request& request) { return given.comm->communicator->submit(request, call_options()); });
+}
+
+shoal_status submit(const Given<shoal_comm>& given, const Request& call, shoal_work_t* work) {
+  return submit_checked(Checks(given.function).out("work", work), given, call, [&](const Request& request) -> Status {
+    auto started = given.comm->communicator->submit_async(request, call_options());
+    if (!started.ok()) return started.status();
+    *work = new shoal_work{std::move(started).value()};
+    return {};
+  });
+}
+
+}  // namespace
 }  // namespace shoal
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the functions below are the same library's other face
@@ -299,256 +309,153 @@ shoal_status shoal_set_call_options(const shoal_call_options* options) {
 
 shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                               shoal_reduce_op op) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->all_reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
-                                          call_options());
-  });
+  return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}));
 }
 
 shoal_status shoal_all_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_reduce_op op, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(comm->communicator->all_reduce_async(input, output, count, static_cast<DataType>(type),
-                                                        static_cast<ReduceOp>(op), call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}), work);
 }
 
 shoal_status shoal_broadcast(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->broadcast(buffer, count, static_cast<DataType>(type), root, call_options());
-  });
+  return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root));
 }
 
 shoal_status shoal_broadcast_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
                                    shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->broadcast_async(buffer, count, static_cast<DataType>(type), root, call_options()), work);
-  });
+  return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root), work);
 }
 
 shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->all_gather(input, output, count, static_cast<DataType>(type), call_options());
-  });
+  return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}));
 }
 
 shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->all_gather_async(input, output, count, static_cast<DataType>(type), call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}), work);
 }
 
 shoal_status shoal_reduce_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                   shoal_reduce_op op) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->reduce_scatter(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
-                                              call_options());
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}));
 }
 
 shoal_status shoal_reduce_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                         shoal_reduce_op op, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(comm->communicator->reduce_scatter_async(input, output, count, static_cast<DataType>(type),
-                                                            static_cast<ReduceOp>(op), call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}), work);
 }
 
 shoal_status shoal_reduce_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                     shoal_data_type type, shoal_reduce_op op) {
-  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
-    return comm->communicator->reduce_scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                static_cast<ReduceOp>(op), call_options());
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}));
 }
 
 shoal_status shoal_reduce_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                           shoal_data_type type, shoal_reduce_op op, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
-    return deliver(
-        comm->communicator->reduce_scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                   static_cast<ReduceOp>(op), call_options()),
-        work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}), work);
 }
 
 shoal_status shoal_all_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                 shoal_data_type type) {
-  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->all_gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                            call_options());
-  });
+  return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}));
 }
 
 shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                       shoal_data_type type, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(comm->communicator->all_gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                          call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}), work);
 }
 
 shoal_status shoal_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                           shoal_reduce_op op, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root,
-                                      call_options());
-  });
+  return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root));
 }
 
 shoal_status shoal_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 shoal_reduce_op op, int root, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(comm->communicator->reduce_async(input, output, count, static_cast<DataType>(type),
-                                                    static_cast<ReduceOp>(op), root, call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root), work);
 }
 
 shoal_status shoal_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->gather(input, output, count, static_cast<DataType>(type), root, call_options());
-  });
+  return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root));
 }
 
 shoal_status shoal_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 int root, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->gather_async(input, output, count, static_cast<DataType>(type), root, call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root), work);
 }
 
 shoal_status shoal_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                             int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
-                                        call_options());
-  });
+  return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root));
 }
 
 shoal_status shoal_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                   shoal_data_type type, int root, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(comm->communicator->gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
-                                                      call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root), work);
 }
 
 shoal_status shoal_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->scatter(input, output, count, static_cast<DataType>(type), root, call_options());
-  });
+  return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root));
 }
 
 shoal_status shoal_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  int root, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->scatter_async(input, output, count, static_cast<DataType>(type), root, call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root), work);
 }
 
 shoal_status shoal_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                              int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
-                                         call_options());
-  });
+  return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root));
 }
 
 shoal_status shoal_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                    shoal_data_type type, int root, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(comm->communicator->scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                       root, call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root), work);
 }
 
 shoal_status shoal_all_to_all(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->all_to_all(input, output, count, static_cast<DataType>(type), call_options());
-  });
+  return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}));
 }
 
 shoal_status shoal_all_to_all_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->all_to_all_async(input, output, count, static_cast<DataType>(type), call_options()),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}), work);
 }
 
 shoal_status shoal_all_to_all_v(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                 const size_t* receive_counts, shoal_data_type type) {
-  return guarded(Checks(__func__)
-                     .not_null("comm", comm)
-                     .not_null("send_counts", send_counts)
-                     .not_null("receive_counts", receive_counts)
-                     .type(type),
-                 [&] {
-                   return comm->communicator->all_to_all_v(input, counts_of(send_counts, comm), output,
-                                                           counts_of(receive_counts, comm), static_cast<DataType>(type),
-                                                           call_options());
-                 });
+  return submit({__func__, comm, type},
+                Request::all_to_all_v(input, counts_at(send_counts), output, counts_at(receive_counts), {}));
 }
 
 shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                       const size_t* receive_counts, shoal_data_type type, shoal_work_t* work) {
-  return guarded(Checks(__func__)
-                     .out("work", work)
-                     .not_null("comm", comm)
-                     .not_null("send_counts", send_counts)
-                     .not_null("receive_counts", receive_counts)
-                     .type(type),
-                 [&] {
-                   return deliver(comm->communicator->all_to_all_v_async(input, counts_of(send_counts, comm), output,
-                                                                         counts_of(receive_counts, comm),
-                                                                         static_cast<DataType>(type), call_options()),
-                                  work);
-                 });
+  return submit({__func__, comm, type},
+                Request::all_to_all_v(input, counts_at(send_counts), output, counts_at(receive_counts), {}), work);
 }
 
-shoal_status shoal_barrier(shoal_comm_t comm) {
-  return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->barrier(call_options()); });
-}
+shoal_status shoal_barrier(shoal_comm_t comm) { return submit({__func__, comm}, Request::barrier()); }
 
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm),
-                 [&] { return deliver(comm->communicator->barrier_async(call_options()), work); });
+  return submit({__func__, comm}, Request::barrier(), work);
 }
 
 shoal_status shoal_send(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->send(buffer, count, static_cast<DataType>(type), peer, tag, call_options());
-  });
+  return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag));
 }
 
 shoal_status shoal_send_async(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->send_async(buffer, count, static_cast<DataType>(type), peer, tag, call_options()), work);
-  });
+  return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag), work);
 }
 
 shoal_status shoal_recv(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
-    return comm->communicator->recv(buffer, count, static_cast<DataType>(type), peer, tag, call_options());
-  });
+  return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag));
 }
 
 shoal_status shoal_recv_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
-  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->recv_async(buffer, count, static_cast<DataType>(type), peer, tag, call_options()), work);
-  });
+  return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag), work);
 }
 
 void shoal_group_begin(void) { Communicator::group_begin(); }

@@ -19,6 +19,7 @@
 
 struct shoal_comm {
   std::unique_ptr<shoal::Communicator> communicator;
+  int ranks = communicator->size();
 };
 
 namespace shoal {
@@ -119,9 +120,35 @@ inline std::chrono::milliseconds clamped_ms(std::int64_t timeout_ms) {
 /// The options that shoal_set_call_options() has set for this thread.
 CallOptions call_options();
 
-/// `counts` has one number for each rank of `comm`.
-inline std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_comm_t comm) {
-  return {counts, static_cast<std::size_t>(comm->communicator->size())};
+/// What a C function got that C++ could not express: its handle, and ints for the type and the operation.
+template <typename Comm>
+struct Given {
+  const char* function;
+  Comm* comm;
+  shoal_data_type type = 0;
+  shoal_reduce_op op = 0;
+};
+
+/// Counts of a Request, before submit() knows how many there are.
+inline Request::Counts counts_at(const std::size_t* counts) { return {counts, 0}; }
+
+/// Checks what is `given`, then calls `body` with `request`, in which the C functions leave the type, the operation and the
+/// number of counts open.
+template <typename Comm, typename Body>
+shoal_status submit_checked(Checks checks, const Given<Comm>& given, Request request, Body body) noexcept {
+  checks.not_null("comm", given.comm);
+  const bool two_lists = request.kind == CollectiveKind::all_to_all;
+  if (request.has_counts) checks.not_null(two_lists ? "send_counts" : "counts", request.counts.data());
+  if (request.has_counts && two_lists) checks.not_null("receive_counts", request.receive_counts.data());
+  checks.type(given.type).op(given.op);
+  return guarded(checks, [&] {
+    request.type = static_cast<DataType>(given.type);
+    request.op = static_cast<ReduceOp>(given.op);
+    const auto ranks = static_cast<std::size_t>(given.comm->ranks);
+    if (request.has_counts) request.counts = {request.counts.data(), ranks};
+    if (request.has_counts && two_lists) request.receive_counts = {request.receive_counts.data(), ranks};
+    return body(request);
+  });
 }
 
 }  // namespace shoal

@@ -36,10 +36,6 @@ Status deliver(Result<StreamWork> started, shoal_stream_work_t* work) {
   return {};
 }
 
-std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_stream_comm_t comm) {
-  return {counts, static_cast<std::size_t>(comm->ranks)};
-}
-
 Result<StreamOptions> options_of(const shoal_stream_config* config) {
   StreamOptions options;
   if (config == nullptr) return options;
@@ -56,6 +52,13 @@ Result<StreamOptions> options_of(const shoal_stream_config* config) {
   options.max_processors = config->max_processors;
   options.kernels_run_together = config->kernels_run_together != 0;
   return options;
+}
+
+shoal_status submit(const Given<shoal_stream_comm>& given, const Request& call, void* stream, shoal_stream_work_t* work) {
+  if (work != nullptr) *work = nullptr;
+  return submit_checked(Checks(given.function), given, call, [&](const Request& request) {
+    return deliver(given.comm->communicator->submit(request, stream, call_options().timeout), work);
+  });
 }
 
 }  // namespace
@@ -103,145 +106,83 @@ shoal_status shoal_stream_deregister_buffer(shoal_stream_comm_t comm, const void
 
 shoal_status shoal_stream_all_reduce(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).op(op), [&] {
-    return deliver(comm->communicator->all_reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
-                                                  stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}), stream, work);
 }
 
 shoal_status shoal_stream_broadcast(shoal_stream_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
                                     void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->broadcast(buffer, count, static_cast<DataType>(type), root, stream, call_options().timeout), work);
-  });
+  return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root), stream, work);
 }
 
 shoal_status shoal_stream_all_gather(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->all_gather(input, output, count, static_cast<DataType>(type), stream, call_options().timeout),
-        work);
-  });
+  return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}), stream, work);
 }
 
 shoal_status shoal_stream_all_gather_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                        shoal_data_type type, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).not_null("counts", counts), [&] {
-    return deliver(comm->communicator->all_gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), stream,
-                                                    call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}), stream, work);
 }
 
 shoal_status shoal_stream_reduce_scatter(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                          shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).op(op), [&] {
-    return deliver(comm->communicator->reduce_scatter(input, output, count, static_cast<DataType>(type),
-                                                      static_cast<ReduceOp>(op), stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}), stream, work);
 }
 
 shoal_status shoal_stream_reduce_scatter_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                            shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).op(op).not_null("counts", counts), [&] {
-    return deliver(comm->communicator->reduce_scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                        static_cast<ReduceOp>(op), stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}), stream, work);
 }
 
 shoal_status shoal_stream_reduce(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  shoal_reduce_op op, int root, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).op(op), [&] {
-    return deliver(comm->communicator->reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
-                                              root, stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root), stream, work);
 }
 
 shoal_status shoal_stream_gather(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  int root, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->gather(input, output, count, static_cast<DataType>(type), root, stream, call_options().timeout),
-        work);
-  });
+  return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root), stream, work);
 }
 
 shoal_status shoal_stream_gather_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                    shoal_data_type type, int root, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).not_null("counts", counts), [&] {
-    return deliver(comm->communicator->gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
-                                                stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root), stream, work);
 }
 
 shoal_status shoal_stream_scatter(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                   int root, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->scatter(input, output, count, static_cast<DataType>(type), root, stream, call_options().timeout),
-        work);
-  });
+  return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root), stream, work);
 }
 
 shoal_status shoal_stream_scatter_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                     shoal_data_type type, int root, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type).not_null("counts", counts), [&] {
-    return deliver(comm->communicator->scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
-                                                 stream, call_options().timeout),
-                   work);
-  });
+  return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root), stream, work);
 }
 
 shoal_status shoal_stream_all_to_all(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->all_to_all(input, output, count, static_cast<DataType>(type), stream, call_options().timeout),
-        work);
-  });
+  return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}), stream, work);
 }
 
 shoal_status shoal_stream_all_to_all_v(shoal_stream_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                        const size_t* receive_counts, shoal_data_type type, void* stream,
                                        shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work)
-                     .type(type)
-                     .not_null("send_counts", send_counts)
-                     .not_null("receive_counts", receive_counts),
-                 [&] {
-                   return deliver(comm->communicator->all_to_all_v(input, counts_of(send_counts, comm), output,
-                                                                   counts_of(receive_counts, comm), static_cast<DataType>(type),
-                                                                   stream, call_options().timeout),
-                                  work);
-                 });
+  return submit({__func__, comm, type},
+                Request::all_to_all_v(input, counts_at(send_counts), output, counts_at(receive_counts), {}), stream, work);
 }
 
 shoal_status shoal_stream_barrier(shoal_stream_comm_t comm, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work),
-                 [&] { return deliver(comm->communicator->barrier(stream, call_options().timeout), work); });
+  return submit({__func__, comm}, Request::barrier(), stream, work);
 }
 
 shoal_status shoal_stream_send(shoal_stream_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer,
                                int tag, void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->send(buffer, count, static_cast<DataType>(type), peer, tag, stream, call_options().timeout), work);
-  });
+  return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag), stream, work);
 }
 
 shoal_status shoal_stream_recv(shoal_stream_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                                void* stream, shoal_stream_work_t* work) {
-  return guarded(checks_of(__func__, comm, work).type(type), [&] {
-    return deliver(
-        comm->communicator->recv(buffer, count, static_cast<DataType>(type), peer, tag, stream, call_options().timeout), work);
-  });
+  return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag), stream, work);
 }
 
 shoal_status shoal_stream_exchange(shoal_stream_comm_t comm, const shoal_stream_message* messages, size_t count, void* stream,
