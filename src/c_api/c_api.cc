@@ -307,127 +307,103 @@ shoal_status shoal_set_call_options(const shoal_call_options* options) {
   });
 }
 
+// In the Requests {} stands for the type and the operation, which submit_checked() fills in.
 shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                               shoal_reduce_op op) {
   return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}));
 }
-
 shoal_status shoal_all_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_reduce_op op, shoal_work_t* work) {
   return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}), work);
 }
-
 shoal_status shoal_broadcast(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root) {
   return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root));
 }
-
 shoal_status shoal_broadcast_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
                                    shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root), work);
 }
-
 shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
   return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}));
 }
-
 shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}), work);
 }
-
 shoal_status shoal_reduce_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                   shoal_reduce_op op) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}));
 }
-
 shoal_status shoal_reduce_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                         shoal_reduce_op op, shoal_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}), work);
 }
-
 shoal_status shoal_reduce_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                     shoal_data_type type, shoal_reduce_op op) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}));
 }
-
 shoal_status shoal_reduce_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                           shoal_data_type type, shoal_reduce_op op, shoal_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}), work);
 }
-
 shoal_status shoal_all_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                 shoal_data_type type) {
   return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}));
 }
-
 shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                       shoal_data_type type, shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}), work);
 }
-
 shoal_status shoal_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                           shoal_reduce_op op, int root) {
   return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root));
 }
-
 shoal_status shoal_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 shoal_reduce_op op, int root, shoal_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root), work);
 }
-
 shoal_status shoal_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
   return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root));
 }
-
 shoal_status shoal_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 int root, shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root), work);
 }
-
 shoal_status shoal_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                             int root) {
   return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root));
 }
-
 shoal_status shoal_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                   shoal_data_type type, int root, shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root), work);
 }
-
 shoal_status shoal_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
   return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root));
 }
-
 shoal_status shoal_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  int root, shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root), work);
 }
-
 shoal_status shoal_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                              int root) {
   return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root));
 }
-
 shoal_status shoal_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                    shoal_data_type type, int root, shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root), work);
 }
-
 shoal_status shoal_all_to_all(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
   return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}));
 }
-
 shoal_status shoal_all_to_all_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}), work);
 }
-
 shoal_status shoal_all_to_all_v(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                 const size_t* receive_counts, shoal_data_type type) {
   return submit({__func__, comm, type},
                 Request::all_to_all_v(input, counts_at(send_counts), output, counts_at(receive_counts), {}));
 }
-
 shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                       const size_t* receive_counts, shoal_data_type type, shoal_work_t* work) {
   return submit({__func__, comm, type},
@@ -439,20 +415,16 @@ shoal_status shoal_barrier(shoal_comm_t comm) { return submit({__func__, comm}, 
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work) {
   return submit({__func__, comm}, Request::barrier(), work);
 }
-
 shoal_status shoal_send(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
   return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag));
 }
-
 shoal_status shoal_send_async(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag), work);
 }
-
 shoal_status shoal_recv(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
   return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag));
 }
-
 shoal_status shoal_recv_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
   return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag), work);

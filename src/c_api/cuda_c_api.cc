@@ -104,82 +104,68 @@ shoal_status shoal_stream_deregister_buffer(shoal_stream_comm_t comm, const void
   return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->deregister_buffer(buffer); });
 }
 
+// In the Requests {} stands for the type and the operation, which submit_checked() fills in.
 shoal_status shoal_stream_all_reduce(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type, op}, Request::all_reduce(input, output, count, {}, {}), stream, work);
 }
-
 shoal_status shoal_stream_broadcast(shoal_stream_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
                                     void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::broadcast(buffer, count, {}, root), stream, work);
 }
-
 shoal_status shoal_stream_all_gather(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::all_gather(input, output, count, {}), stream, work);
 }
-
 shoal_status shoal_stream_all_gather_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                        shoal_data_type type, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::all_gather_v(input, output, counts_at(counts), {}), stream, work);
 }
-
 shoal_status shoal_stream_reduce_scatter(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                          shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter(input, output, count, {}, {}), stream, work);
 }
-
 shoal_status shoal_stream_reduce_scatter_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                            shoal_data_type type, shoal_reduce_op op, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce_scatter_v(input, output, counts_at(counts), {}, {}), stream, work);
 }
-
 shoal_status shoal_stream_reduce(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  shoal_reduce_op op, int root, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type, op}, Request::reduce(input, output, count, {}, {}, root), stream, work);
 }
-
 shoal_status shoal_stream_gather(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  int root, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::gather(input, output, count, {}, root), stream, work);
 }
-
 shoal_status shoal_stream_gather_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                    shoal_data_type type, int root, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::gather_v(input, output, counts_at(counts), {}, root), stream, work);
 }
-
 shoal_status shoal_stream_scatter(shoal_stream_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                   int root, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::scatter(input, output, count, {}, root), stream, work);
 }
-
 shoal_status shoal_stream_scatter_v(shoal_stream_comm_t comm, const void* input, void* output, const size_t* counts,
                                     shoal_data_type type, int root, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::scatter_v(input, output, counts_at(counts), {}, root), stream, work);
 }
-
 shoal_status shoal_stream_all_to_all(shoal_stream_comm_t comm, const void* input, void* output, size_t count,
                                      shoal_data_type type, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::all_to_all(input, output, count, {}), stream, work);
 }
-
 shoal_status shoal_stream_all_to_all_v(shoal_stream_comm_t comm, const void* input, const size_t* send_counts, void* output,
                                        const size_t* receive_counts, shoal_data_type type, void* stream,
                                        shoal_stream_work_t* work) {
   return submit({__func__, comm, type},
                 Request::all_to_all_v(input, counts_at(send_counts), output, counts_at(receive_counts), {}), stream, work);
 }
-
 shoal_status shoal_stream_barrier(shoal_stream_comm_t comm, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm}, Request::barrier(), stream, work);
 }
-
 shoal_status shoal_stream_send(shoal_stream_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer,
                                int tag, void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::send(buffer, count, {}, peer, tag), stream, work);
 }
-
 shoal_status shoal_stream_recv(shoal_stream_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                                void* stream, shoal_stream_work_t* work) {
   return submit({__func__, comm, type}, Request::recv(buffer, count, {}, peer, tag), stream, work);
