@@ -275,10 +275,10 @@ class FlightRecords {
   FlightRecords() {
     char pattern[] = "/tmp/shoal-monitor-XXXXXX";
     folder_ = ::mkdtemp(pattern);
-    ::setenv("SHOAL_LEDGER", folder_.c_str(), 1);
+    ::setenv("SHOAL_FLIGHT_RECORD", folder_.c_str(), 1);
   }
   ~FlightRecords() {
-    ::unsetenv("SHOAL_LEDGER");
+    ::unsetenv("SHOAL_FLIGHT_RECORD");
     std::filesystem::remove_all(folder_);
   }
   FlightRecords(const FlightRecords&) = delete;
