@@ -31,11 +31,13 @@ constexpr int kSlowdown = 1;
 constexpr int kTilesUnderLoad = 10'000;
 #endif
 
-/// Tiles for each rank in the tests under load. tests/long sets more.
-int tiles_under_load() {
-  static const char* const wanted = std::getenv("SHOAL_CONFORMANCE_TILES");
-  return wanted == nullptr ? kTilesUnderLoad : std::atoi(wanted);
+/// tests/long sets the tiles for each rank in the tests under load, and runs groups of all sizes.
+const char* long_run_tiles() {
+  static const char* const tiles = std::getenv("SHOAL_CONFORMANCE_TILES");
+  return tiles;
 }
+bool is_long_run() { return long_run_tiles() != nullptr; }
+int tiles_under_load() { return is_long_run() ? std::atoi(long_run_tiles()) : kTilesUnderLoad; }
 
 std::uint64_t mix(std::uint64_t value) {
   value = (value ^ (value >> 31)) * 0x7fb5d329728ea185;
@@ -804,9 +806,7 @@ std::vector<std::tuple<TransportKind, int>> groups() {
   std::vector<std::tuple<TransportKind, int>> all;
   for (const TransportKind& kind : transport_kinds()) {
     for (const int size : kind.sizes) {
-#ifdef SHOAL_SANITIZED
-      if (size == 3 && kind.sizes.size() > 1) continue;  // under sanitizers the smallest and the largest group suffice
-#endif
+      if (size == 3 && kind.sizes.size() > 1 && !is_long_run()) continue;  // the smallest and the largest group suffice
       all.emplace_back(kind, size);
     }
   }

@@ -103,6 +103,7 @@ def many_rounds(store, rank, rounds):
             dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_fifty_starts_in_one_process(port):
     assert Generation(port, range(3), many_rounds, 50).results() == ["ok"] * 3
 

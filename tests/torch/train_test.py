@@ -182,6 +182,7 @@ class TestTrain:
         self.changed_row("alone.json", "changed.json", ranks="one")
         self.refused('changed.json: row 1 .*"ranks".* string', "--alone", self.path("changed.json"), "--steps", "3", *SMALL)
 
+    @pytest.mark.long
     def test_a_report_finds_the_run_of_one_rank(self):
         self.trained("--steps", "6", "--json", self.path("alone.json"))
         self.trained("--steps", "6", "--json", self.path("together.json"), ranks=2)
@@ -533,6 +534,7 @@ class TestTrain:
                        "SHOAL_JOB_ID": "lonely"}
         self.refused(r"\brank 1\b", "--timeout", "2", *SHORT, environment=environment)
 
+    @pytest.mark.long
     def test_ctrl_c_ends_all_ranks_in_order(self):
         command = RUN + ["2", "--", TRAIN, "--backend", "shoal", "--epochs", "100", "--json", self.path("results.json"), *SHORT]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
