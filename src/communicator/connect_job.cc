@@ -286,13 +286,22 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
   return make_tcp_transport(as_tcp);
 }
 
+Result<WaitPolicy> wait_policy() {
+  const std::string wanted = setting("SHOAL_WAIT");
+  if (wanted == "auto") return WaitPolicy::automatic;
+  if (wanted == "spin") return WaitPolicy::spin;
+  if (wanted == "yield") return WaitPolicy::yield;
+  if (wanted == "block") return WaitPolicy::block;
+  return Status(StatusCode::invalid_argument, fmt::format("SHOAL_WAIT='{}' is not auto, spin, yield or block", wanted));
+}
+
 Result<std::int64_t> progress_nice() { return integer_setting("SHOAL_PROGRESS_NICE", -20, 19); }
 
 Result<std::shared_ptr<Executor>> make_executor(ProgressEngineParts parts, const std::vector<int>& progress_cores,
                                                 int local_size) {
   const auto nice = progress_nice();
   if (!nice.ok()) return nice.status();
-  const bool spare_cores = parts.cores >= 2 * local_size;
+  const bool spare_cores = parts.cores >= 2 * local_size && parts.wait != WaitPolicy::block;
   auto engine = std::make_shared<ProgressEngine>(std::move(parts));
   if (Status status = engine->status(); !status.ok()) return status;
   const ProgressThread::Place place{progress_cores, spare_cores, static_cast<int>(*nice)};
@@ -308,6 +317,9 @@ Result<milliseconds> begin(ProgressEngineParts& parts, int rank) {
   parts.cores = allowed_cores();
   if (Status status = check_progress_cores(); !status.ok()) return status;
   if (const auto nice = progress_nice(); !nice.ok()) return nice.status();
+  const auto wait = wait_policy();
+  if (!wait.ok()) return wait.status();
+  parts.wait = *wait;
   const auto warn_after = time_setting("SHOAL_WARN_AFTER");
   if (!warn_after.ok()) return warn_after.status();
   parts.warn_after = *warn_after;

@@ -54,11 +54,11 @@ enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop, kSwapTiles, kSwapMemory }
 // the leader's clock determines the duration.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link, bool cores_to_spare, Clock::time_point give_up)
+  Prober(Transport& transport, Link& link, bool may_spin, Clock::time_point give_up)
       : transport_(transport),
         link_(link),
         tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)),
-        waits_(cores_to_spare),
+        waits_(may_spin),
         give_up_(give_up) {}
 
   /// `wire`: over a network, sending has a considerable overhead, which is measured too. With `latency_only` all other costs
@@ -375,7 +375,7 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
     // A follower cannot know for which ranks its leader waits, so it has the deadline of the exchange.
     const auto give_up = leads ? Clock::now() + kTimeLimit : exchange.deadline();
     auto& transport = *parts.transports[parts.transport_of_link[index]];
-    Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
+    Prober prober(transport, **link, may_spin(parts), give_up);
     const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
     std::optional<double> gain = topology.one_copy_gain;
     if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())

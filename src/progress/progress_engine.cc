@@ -19,19 +19,20 @@ constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
 
 }  // namespace
 
-bool has_cores_to_spare(const ProgressEngineParts& parts) {
+bool may_spin(const ProgressEngineParts& parts) {
+  if (parts.wait != WaitPolicy::automatic) return parts.wait == WaitPolicy::spin;
   const auto local = parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(parts.rank)]).size();
   return static_cast<int>(local) <= parts.cores;
 }
 
 ProgressEngine::ProgressEngine(ProgressEngineParts parts)
     : parts_(std::move(parts)),
-      cores_to_spare_(has_cores_to_spare(parts_)),
+      may_spin_(shoal::may_spin(parts_)),
       early_(parts_.rank, parts_.early_bytes, parts_.control.get()),
       control_messages_(parts_.control.get(), clients_, early_, parts_.topology.ranks()),
       router_(parts_.transports, parts_.links, parts_.transport_of_link, parts_.topology.ranks(), parts_.spills_tiles, clients_,
               early_, control_messages_),
-      caller_waiter_(cores_to_spare_) {
+      caller_waiter_(may_spin_, /*yields=*/true, parts_.wait) {
   caller_descriptors_.reserve(1 + kMaxWaitFds);
   running_.reserve(8);
 }

@@ -47,6 +47,7 @@ struct ProgressEngineParts {
   const Device* device = nullptr;
   std::shared_ptr<FlightRecord> flight_record;  ///< where calls are recorded; null: nowhere
   int cores = 1;                                ///< cores that the ranks of this node may use together
+  WaitPolicy wait = WaitPolicy::automatic;      ///< of threads that wait in a call
   std::chrono::milliseconds warn_after{0};      ///< a call that waits longer is reported on stderr; zero: never
   /// Whether tiles that block other communicators are moved to spill queues. Off only in a test that shows what these are for.
   bool spills_tiles = true;
@@ -55,8 +56,9 @@ struct ProgressEngineParts {
   std::size_t early_bytes = std::size_t{64} << 20;
 };
 
-/// Whether each rank of this node can have a core, so that polling takes none from another.
-bool has_cores_to_spare(const ProgressEngineParts& parts);
+/// Whether a thread may poll without a pause: by `parts.wait`; if that is automatic, where each rank of this node can have a
+/// core, so that polling takes none from another.
+bool may_spin(const ProgressEngineParts& parts);
 
 /// Drives all communicators of one create(): each has an Executor, which reaches links only through its ProgressEngine. Lives
 /// as long as the last of them.
@@ -77,7 +79,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   [[nodiscard]] const ProgressEngineParts& parts() const noexcept { return parts_; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   /// The ranks of this node have a core each.
-  [[nodiscard]] bool cores_to_spare() const noexcept { return cores_to_spare_; }
+  [[nodiscard]] bool may_spin() const noexcept { return may_spin_; }
 
   // Parts with thread rules of their own.
   [[nodiscard]] ClientDirectory& clients() noexcept { return clients_; }
@@ -163,7 +165,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void mark_running(ProgressClient& client);
 
   ProgressEngineParts parts_;
-  const bool cores_to_spare_;
+  const bool may_spin_;
   ClientDirectory clients_;
   EarlyRecords early_;
   ControlMessages control_messages_;

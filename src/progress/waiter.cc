@@ -11,10 +11,15 @@ namespace shoal {
 
 Waiter::Next Waiter::next(Clock::time_point now) noexcept {
   end_yield(now);
+  if (policy_ == WaitPolicy::block) return Next::kBlock;
   if (!waiting_) {
     waiting_ = true;
     since_ = now;
     others_ = {};
+  }
+  if (never_sleeps()) {
+    if (now - since_ >= kSleeplessRound) return Next::kBlock;
+    return policy_ == WaitPolicy::spin ? Next::kPoll : Next::kYield;
   }
   const auto waited = now - since_ - others_;
   const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
@@ -54,7 +59,8 @@ void Waiter::blocking() noexcept {
 }
 
 std::chrono::nanoseconds Waiter::longest_sleep() noexcept {
-  const bool measures = cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
+  if (never_sleeps()) return std::chrono::nanoseconds(0);
+  const bool measures = policy_ == WaitPolicy::automatic && cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
   return measures ? kMeasuredSleep : std::chrono::nanoseconds::max();
 }
 

@@ -2,8 +2,17 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace shoal {
+
+/// What a thread does while its call waits for other ranks (SHOAL_WAIT).
+enum class WaitPolicy : std::uint8_t {
+  automatic,  ///< by what polls and sleeps cost and by the cores: see Waiter
+  spin,       ///< polls, and never gives its core away
+  yield,      ///< yields to other threads that are ready, and never sleeps
+  block,      ///< sleeps at once
+};
 
 /// Decides, after a poll that found nothing, whether to poll again at once, to yield, or to block.
 ///
@@ -24,6 +33,9 @@ namespace shoal {
 /// whereas it wakes a sleeping thread at once. So after that the Waiter blocks instead of yielding for a few waits, and for
 /// twice as many each time that this happens again.
 ///
+/// With WaitPolicy::spin and yield a wait never sleeps: it interrupts its polls every millisecond with a sleep of no duration,
+/// around which the caller looks for failed peers and missed deadlines.
+///
 /// Each function that needs the time has a form that takes it: the decisions are a function of what it is told.
 ///
 /// Thread rule: one thread.
@@ -34,7 +46,8 @@ class Waiter {
 
   /// `yields`: whether to yield between polling and blocking. Not for the progress thread, which no caller waits for: each
   /// further poll would take time from threads that compute.
-  explicit Waiter(bool cores_to_spare, bool yields = true) noexcept : cores_to_spare_(cores_to_spare), yields_(yields) {}
+  explicit Waiter(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic) noexcept
+      : cores_to_spare_(cores_to_spare), yields_(yields), policy_(policy) {}
 
   /// What to do after a poll that found nothing.
   Next next(Clock::time_point now) noexcept;
@@ -45,7 +58,7 @@ class Waiter {
   void moved(Clock::time_point now) noexcept;
   /// To be called before blocking.
   void blocking() noexcept;
-  /// The longest time to block, mostly without a limit; a short one measures what a sleep costs.
+  /// The longest time to block, mostly without a limit; a short one measures what a sleep costs; zero: do not block.
   std::chrono::nanoseconds longest_sleep() noexcept;
   /// To be called where a limited sleep ended by its timeout, after `duration`.
   void slept(std::chrono::nanoseconds duration) noexcept;
@@ -60,6 +73,8 @@ class Waiter {
   static constexpr std::chrono::nanoseconds kMinPause{500};
   static constexpr std::chrono::nanoseconds kMaxYield{50'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
+  /// Between two sleeps of no duration.
+  static constexpr std::chrono::nanoseconds kSleeplessRound{1'000'000};
 
   /// Cost of a yield when no other thread is ready.
   static constexpr std::chrono::nanoseconds kYieldCost{1'000};
@@ -78,9 +93,11 @@ class Waiter {
   void end_yield(Clock::time_point now) noexcept;
   void look_longer() noexcept;
   [[nodiscard]] std::chrono::nanoseconds max_yield() const noexcept;
+  [[nodiscard]] bool never_sleeps() const noexcept { return policy_ == WaitPolicy::spin || policy_ == WaitPolicy::yield; }
 
   bool cores_to_spare_;
   bool yields_;
+  WaitPolicy policy_;
   bool waiting_ = false;
   bool yielding_ = false;
   int waits_without_yield_ = 0;

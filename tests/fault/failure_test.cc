@@ -248,6 +248,29 @@ TEST_P(Fault, KilledRankIsNamedWithinASecond) {
   }
 }
 
+// A thread that never sleeps still looks for failed peers and for its deadline.
+TEST_P(Fault, WaitPoliciesDetectKilledAndLateRanks) {
+  for (const char* policy : {"spin", "yield", "block"}) {
+    ::setenv("SHOAL_WAIT", policy, 1);
+    for (const bool killed : {true, false}) {
+      const auto all = reports(
+          3, over(GetParam(), killed ? 20000 : 500),
+          [&](Communicator& c, Clock::time_point*) {
+            Status status = reduce(c, 4);
+            if (c.rank() == 2 && killed) ::kill(::getpid(), SIGKILL);
+            if (c.rank() == 2) ::sleep(1);
+            return status.ok() ? reduce(c, 4) : status;
+          },
+          killed ? 2 : -1);
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        EXPECT_EQ(all[rank].code, killed ? "peer_failed" : "timeout") << policy << ": " << all[rank].message;
+        EXPECT_THAT(all[rank].message, Mentions("rank 2")) << policy;
+      }
+    }
+  }
+  ::unsetenv("SHOAL_WAIT");
+}
+
 TEST_P(Fault, RankThatNeverCallsIsNamedAtDeadline) {
   const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
     if (c.rank() == 1) {

@@ -1,8 +1,9 @@
-// Processor time of a communicator that is idle or waits.
+// Processor time of a communicator that is idle or waits, with each value of SHOAL_WAIT.
 #include <sys/resource.h>
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -90,6 +91,39 @@ TEST_P(Idle, WaitWithUnreadMessageUsesNoProcessorTime) {
     if (Status status = c.recv(data.data(), data.size(), DataType::float32, 1); !status.ok()) return status.to_string();
     return used < kLate_s / 10 ? "" : fmt::format("{:.3f} s of CPU to wait for {} s", used, kLate_s);
   });
+}
+
+// A thread that spins or yields may get half of a core beside other programs.
+TEST_P(Idle, SettingDecidesWhetherAWaitUsesProcessorTime) {
+  CommunicatorOptions options;
+  options.transports = GetParam();
+  for (const std::string policy : {"auto", "spin", "yield", "block"}) {
+    ::setenv("SHOAL_WAIT", policy.c_str(), 1);
+    expect_ranks(2, options, [&](Communicator& c) -> std::string {
+      float sum = 0;
+      for (int call = 0; call < 100; ++call) {
+        const float own = static_cast<float>(call + c.rank());
+        if (Status status = c.all_reduce(&own, &sum, 1, DataType::float32, ReduceOp::sum); !status.ok()) return status.to_string();
+        if (sum != static_cast<float>(2 * call + 1)) return fmt::format("{}: call {} gives {}", policy, call, sum);
+      }
+      if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(kLate_s));
+      const double before = cpu_seconds();
+      if (Status status = c.barrier(); !status.ok()) return status.to_string();
+      const double used = cpu_seconds() - before;
+      if (Status status = c.barrier(); !status.ok()) return status.to_string();
+      if (c.rank() == 1) return {};
+      const bool sleeps = policy == "auto" || policy == "block";
+      if (sleeps ? used < kLate_s / 10 : used > kLate_s / 4) return {};
+      return fmt::format("{}: {:.3f} s of CPU to wait for {} s", policy, used, kLate_s);
+    });
+  }
+  ::setenv("SHOAL_WAIT", "politely", 1);
+  testing::expect_all_well(testing::run_ranks(1, [](int rank, int size, const std::string& directory) -> std::string {
+    const Status status = testing::join(directory, rank, size, {}).status();
+    const bool refused = status.code() == StatusCode::invalid_argument && status.message().find("SHOAL_WAIT") != std::string::npos;
+    return refused ? "" : "it was accepted: " + status.to_string();
+  }));
+  ::unsetenv("SHOAL_WAIT");
 }
 
 INSTANTIATE_TEST_SUITE_P(, Idle, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <utility>
 
 #include "src/progress/waiter.h"
 
@@ -16,7 +17,8 @@ constexpr bool kNoCoresToSpare = false;
 
 /// A Waiter whose polls and yields take as long as the test says.
 struct Timed {
-  explicit Timed(bool cores_to_spare, bool yields = true) : waiter(cores_to_spare, yields) {}
+  explicit Timed(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic)
+      : waiter(cores_to_spare, yields, policy) {}
 
   /// Polls until the Waiter would block; returns how long that took.
   nanoseconds poll_until_block(nanoseconds poll = 100ns, nanoseconds yield = 500ns) {
@@ -83,6 +85,27 @@ TEST(Waiter, LookAgainFollowsNext) {
   EXPECT_TRUE(polls.look_again());
   Waiter blocks(kNoCoresToSpare, /*yields=*/false);
   EXPECT_FALSE(blocks.look_again());
+}
+
+TEST(Waiter, BlockPolicyBlocksAtOnce) {
+  Timed timed(kCoresToSpare, /*yields=*/true, WaitPolicy::block);
+  EXPECT_EQ(timed.wait(1ms), 0ns);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(timed.waiter.longest_sleep(), nanoseconds::max());
+}
+
+// Each round ends in a sleep of no duration, however often that has happened and whatever other threads took.
+TEST(Waiter, SpinAndYieldPoliciesNeverSleep) {
+  for (const auto& [policy, step] : {std::pair(WaitPolicy::spin, Waiter::Next::kPoll), {WaitPolicy::yield, Waiter::Next::kYield}}) {
+    for (const bool cores : {kCoresToSpare, kNoCoresToSpare}) {
+      Timed timed(cores, /*yields=*/true, policy);
+      for (int round = 0; round < 100; ++round) {
+        EXPECT_EQ(timed.waiter.next(timed.now), step);
+        EXPECT_GE(timed.wait(0ns), 900us);
+        EXPECT_EQ(timed.waiter.longest_sleep(), 0ns);
+        timed.now += 20ms;  // another thread computed
+      }
+    }
+  }
 }
 
 TEST(Waiter, BlocksAtOnceAfterYieldThatLostASlice) {
