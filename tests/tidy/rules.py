@@ -16,12 +16,12 @@ OTHER_COLUMNS = 150
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # Folders of pure functions on values: nothing that moves bytes, and no threads.
-PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/selector/")
+PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/pipeline/", "src/selector/")
 PURE_FORBIDDEN = re.compile(r"transports/|src/machine/(?!instances|hardware)|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
 # The rooms of src/, from the bottom up. A room includes rooms before it only.
-ROOMS = ("base", "trust", "settings", "topology", "machine", "schedule", "algorithms", "simulate", "selector", "device", "join", "diagnosis",
-         "peer_memory", "plan", "progress", "runtime", "communicator", "cuda", "c_api", "cli")
+ROOMS = ("base", "trust", "settings", "topology", "machine", "schedule", "algorithms", "simulate", "pipeline", "selector", "device", "join",
+         "diagnosis", "peer_memory", "plan", "progress", "runtime", "communicator", "cuda", "c_api", "cli")
 # Which rooms know transports; from `communicator` on by their kinds, below by their interface.
 KNOWS_TRANSPORTS = ROOMS[ROOMS.index("progress"):]
 COMMON_OF_TRANSPORTS = "transports/common"

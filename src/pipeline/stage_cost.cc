@@ -1,0 +1,145 @@
+#include "src/pipeline/stage_cost.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "src/pipeline/error.h"
+
+namespace shoal::pipeline {
+namespace {
+
+constexpr double kMaxLatencyUs = 1e9;
+constexpr double kMaxBytesPerUs = 1e9;  // a petabyte a second
+constexpr int kMaxOptimizerStates = 16;
+constexpr std::int64_t kPicosecondsPerUs = kMillion;
+
+/// Whether `value` is a number from 0 to `most`; false for NaN.
+bool in_range(double value, double most) { return value >= 0 && value <= most; }
+
+Status check_rules(const Profile& profile, const CostRules& rules) {
+  if (Status status = check(rules.shape); !status.ok()) return status;
+  if (profile.units.empty()) return invalid("a profile without units");
+  const auto units = static_cast<std::int64_t>(profile.units.size());
+  if (rules.shape.stages() > units) {
+    if (rules.shape.chunks == 1) {
+      return invalid(
+          fmt::format("{} partitions of {} units: at most {} partitions are possible", rules.shape.ranks, units, units));
+    }
+    return invalid(fmt::format("{} partitions with {} chunks each of {} units: at most {} chunks are possible",
+                               rules.shape.ranks, rules.shape.chunks, units, units / rules.shape.ranks));
+  }
+  if (!in_range(rules.link.latency_us, kMaxLatencyUs)) {
+    return invalid(fmt::format("a link latency of {} us: not from 0 to {:g}", rules.link.latency_us, kMaxLatencyUs));
+  }
+  const double rate = rules.link.bytes_per_us.value_or(1);
+  if (!in_range(rate, kMaxBytesPerUs) || millionths(rate) == 0) {
+    return invalid(fmt::format("a link rate of {} bytes per us: not more than 0 and at most {:g}", rate, kMaxBytesPerUs));
+  }
+  if (rules.optimizer_states < 0 || rules.optimizer_states > kMaxOptimizerStates) {
+    return invalid(fmt::format("{} optimizer states: not from 0 to {}", rules.optimizer_states, kMaxOptimizerStates));
+  }
+  return {};
+}
+
+/// A bound for every sum that a partition can have, so that nothing overflows later.
+Status check_sums(const Profile& profile, const CostRules& rules) {
+  long double bytes = 0;
+  long double us = 0;
+  for (const Unit& unit : profile.units) {
+    bytes += static_cast<long double>(unit.parameter_bytes) * (2 + rules.optimizer_states) +
+             static_cast<long double>(rules.shape.microbatches) * static_cast<long double>(unit.stash_bytes) +
+             static_cast<long double>(rules.shape.microbatches + 2) * static_cast<long double>(unit.output_bytes);
+    us += 2 * static_cast<long double>(unit.forward_us) + static_cast<long double>(unit.backward_us);
+  }
+  if (bytes < 0x1p62L && us < 1e12L) return {};
+  return invalid(fmt::format("the units of the profile need up to {:g} bytes and {:g} us together: too much",
+                             static_cast<double>(bytes), static_cast<double>(us)));
+}
+
+}  // namespace
+
+Result<StageCosts> StageCosts::create(const Profile& profile, const CostRules& rules) {
+  if (Status status = check_rules(profile, rules); !status.ok()) return status;
+  if (Status status = check_sums(profile, rules); !status.ok()) return status;
+  StageCosts costs;
+  costs.rules_ = rules;
+  costs.held_ = held_microbatches(rules.shape);
+  costs.latency_ps_ = millionths(rules.link.latency_us);
+  if (rules.link.bytes_per_us) {
+    // n bytes take n / rate us = n * 1e6 * 1e6 / (1e6 rate) ps.
+    const std::int64_t rate = millionths(*rules.link.bytes_per_us);
+    const std::int64_t common = std::gcd(kPicosecondsPerUs * kMillion, rate);
+    costs.ticks_per_ps_ = rate / common;
+    costs.ticks_per_byte_ = kPicosecondsPerUs * kMillion / common;
+  }
+  Sums sums;
+  costs.units_.push_back(sums);
+  costs.cut_bytes_.push_back(0);
+  for (const Unit& unit : profile.units) {
+    sums.forward_ps += millionths(unit.forward_us);
+    sums.backward_ps += millionths(unit.backward_us);
+    sums.parameter_bytes += unit.parameter_bytes;
+    sums.stash_bytes += unit.stash_bytes;
+    costs.units_.push_back(sums);
+    costs.cut_bytes_.push_back(unit.output_bytes);
+  }
+  costs.cut_bytes_.back() = 0;
+  costs.whole_.compute = static_cast<Wide>(sums.forward_ps + sums.backward_ps) * static_cast<Wide>(costs.ticks_per_ps_);
+  costs.whole_.time = costs.whole_.compute;
+  costs.whole_.bytes = (2 + rules.optimizer_states) * sums.parameter_bytes + sums.stash_bytes;
+  return costs;
+}
+
+Wide StageCosts::message(std::int64_t bytes) const {
+  return static_cast<Wide>(latency_ps_) * static_cast<Wide>(ticks_per_ps_) +
+         static_cast<Wide>(bytes) * static_cast<Wide>(ticks_per_byte_);
+}
+
+StageCost StageCosts::cost(int stage, int first, int end) const {
+  const Sums& before = units_[static_cast<std::size_t>(first)];
+  const Sums& through = units_[static_cast<std::size_t>(end)];
+  const std::int64_t forward_ps = through.forward_ps - before.forward_ps;
+  const std::int64_t compute_ps = forward_ps + through.backward_ps - before.backward_ps + (recomputes(stage) ? forward_ps : 0);
+  const std::int64_t received = bytes_before(first);
+  const std::int64_t sent = bytes_before(end);
+  const Wide left = first > 0 ? message(received) : 0;
+  const Wide right = end < units() ? message(sent) : 0;
+  const std::int64_t stash = through.stash_bytes - before.stash_bytes;
+  const std::int64_t microbatches = held(stage);
+
+  StageCost cost;
+  cost.compute = static_cast<Wide>(compute_ps) * static_cast<Wide>(ticks_per_ps_);
+  cost.time = rules_.overlaps ? std::max({cost.compute, left, right}) : cost.compute + 2 * left + 2 * right;
+  cost.bytes = (2 + rules_.optimizer_states) * (through.parameter_bytes - before.parameter_bytes) + received + sent +
+               microbatches * received + (rules_.recomputes ? stash : microbatches * stash);
+  return cost;
+}
+
+double StageCosts::microseconds(Wide ticks) const {
+  const auto per_us = static_cast<Wide>(ticks_per_ps_) * static_cast<Wide>(kPicosecondsPerUs);
+  return static_cast<double>(ticks / per_us) + static_cast<double>(ticks % per_us) / static_cast<double>(per_us);
+}
+
+StageTimes StageCosts::times(const std::vector<int>& firsts) const {
+  StageTimes times;
+  for (std::size_t stage = 0; stage < firsts.size(); ++stage) {
+    const int end = stage + 1 < firsts.size() ? firsts[stage + 1] : units();
+    const Sums& before = units_[static_cast<std::size_t>(firsts[stage])];
+    const Sums& through = units_[static_cast<std::size_t>(end)];
+    const std::int64_t forward_ps = through.forward_ps - before.forward_ps;
+    const std::int64_t backward_ps = through.backward_ps - before.backward_ps;
+    const std::int64_t repeated_ps = recomputes(static_cast<int>(stage)) ? forward_ps : 0;
+    times.stages.push_back({forward_ps, repeated_ps + backward_ps - backward_ps / 2, backward_ps / 2, 0});
+    if (end == units()) continue;
+    const std::int64_t bytes = bytes_before(end);
+    const double wire_us = rules_.link.bytes_per_us ? static_cast<double>(bytes) / *rules_.link.bytes_per_us : 0;
+    times.cuts.push_back({latency_ps_, millionths(wire_us), bytes});
+  }
+  return times;
+}
+
+}  // namespace shoal::pipeline

@@ -1,0 +1,90 @@
+// StageCosts: what a run of units costs as one stage: time and memory, exactly.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "src/pipeline/exact.h"
+#include "src/pipeline/profile.h"
+#include "src/pipeline/shape.h"
+#include "src/pipeline/stage_times.h"
+
+namespace shoal::pipeline {
+
+/// A message of n bytes takes latency_us + n / bytes_per_us.
+struct Link {
+  double latency_us = 0;
+  std::optional<double> bytes_per_us;  ///< none = as fast as you like
+};
+
+/// Under which rules a stage is priced.
+struct CostRules {
+  Shape shape;
+  Link link;
+  bool overlaps = false;     ///< messages travel while the stage computes, both ways at once
+  bool recomputes = false;   ///< a stage that holds several microbatches keeps their inputs and repeats the forward
+  int optimizer_states = 2;  ///< k values for each parameter: SGD 0, with momentum 1, RMSprop 1, Adagrad 1, Adam 2, Adadelta 2
+};
+
+/// One stage. Times are in the ticks of its StageCosts.
+struct StageCost {
+  Wide compute = 0;  ///< for one microbatch: forward, backward, and the repeated forward
+  Wide time = 0;     ///< compute and messages, as the rules say
+  std::int64_t bytes = 0;
+};
+
+/// The formulas. The units a..b-1 as stage s, which holds H microbatches:
+///
+///     compute  C = sum(forward + backward), + sum(forward) if the stage recomputes and H > 1
+///     time     C + 2 x(left) + 2 x(right), with overlap max(C, x(left), x(right)); x = latency + bytes / rate, none at the
+///     ends bytes    (2 + k) parameters + H (received + stash) + received + sent; with recomputation H received + stash instead
+///
+/// Thread rule: a value that refers to nothing.
+class StageCosts {
+ public:
+  /// Errors: those of check(rules.shape); invalid_argument for fewer units than stages, which names both numbers, for rules
+  /// that are out of range, and for sums that do not fit.
+  static Result<StageCosts> create(const Profile& profile, const CostRules& rules);
+
+  /// The units first..end-1 as `stage`. Precondition: first < end.
+  [[nodiscard]] StageCost cost(int stage, int first, int end) const;
+
+  [[nodiscard]] int units() const { return static_cast<int>(units_.size()) - 1; }
+  [[nodiscard]] int stages() const { return static_cast<int>(held_.size()); }
+  [[nodiscard]] int held(int stage) const { return held_[static_cast<std::size_t>(stage)]; }
+  /// Bytes that cross a cut in front of `unit`; 0 at both ends of the chain.
+  [[nodiscard]] std::int64_t bytes_before(int unit) const { return cut_bytes_[static_cast<std::size_t>(unit)]; }
+  /// The whole model as one stage that holds one microbatch.
+  [[nodiscard]] const StageCost& whole() const { return whole_; }
+  [[nodiscard]] double microseconds(Wide ticks) const;
+
+  /// What a simulation of the stages that begin at `firsts` needs.
+  [[nodiscard]] StageTimes times(const std::vector<int>& firsts) const;
+
+ private:
+  struct Sums {  // of the units in front of one
+    std::int64_t forward_ps = 0;
+    std::int64_t backward_ps = 0;
+    std::int64_t parameter_bytes = 0;
+    std::int64_t stash_bytes = 0;
+  };
+
+  StageCosts() = default;
+  [[nodiscard]] Wide message(std::int64_t bytes) const;
+  [[nodiscard]] bool recomputes(int stage) const { return rules_.recomputes && held(stage) > 1; }
+
+  CostRules rules_;
+  std::vector<Sums> units_;
+  std::vector<std::int64_t> cut_bytes_;
+  std::vector<int> held_;  // by stage
+  StageCost whole_;
+  // A tick is 1 / ticks_per_ps_ of a picosecond, such that a byte takes a whole number of them.
+  std::int64_t ticks_per_ps_ = 1;
+  std::int64_t ticks_per_byte_ = 0;
+  std::int64_t latency_ps_ = 0;
+};
+
+}  // namespace shoal::pipeline
