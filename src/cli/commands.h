@@ -16,6 +16,8 @@ void add_simulate_command(CLI::App& app, int* exit_status);
 void add_explain_command(CLI::App& app, int* exit_status);
 /// `shoal tune`: measures the algorithms between the ranks of a job.
 void add_tune_command(CLI::App& app, int* exit_status);
+/// `shoal partition`: cuts a profiled model into the stages of a pipeline.
+void add_partition_command(CLI::App& app, int* exit_status);
 /// `shoal doctor`: what the jobs of this host are doing, and which rank holds them up.
 void add_doctor_command(CLI::App& app, int* exit_status);
 /// `shoal topology`: the machine, and the devices and cores that each rank uses.

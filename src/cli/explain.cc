@@ -10,6 +10,7 @@
 #include <string>
 
 #include "src/cli/commands.h"
+#include "src/cli/pipeline_tools.h"
 #include "src/cli/schedule_options.h"
 #include "src/communicator/tuning_file.h"
 #include "src/selector/predict.h"
@@ -219,7 +220,9 @@ void add_explain_command(CLI::App& app, int* exit_status) {
   command->add_option("--nodes,-N", platform->nodes, "nodes of the platform (default 2)")->check(CLI::Range(1, kMaxRanks));
   command->add_option("--ranks-per-node,-L", platform->ranks_per_node, "ranks of each node (default: the platform's)");
   command->add_option("--tuning", *table_path, "table of measured times by shoal tune (default: SHOAL_TUNING)");
+  add_explain_pipeline_command(*command, exit_status);
   command->callback([=] {
+    if (!command->get_subcommands().empty()) return;
     const Status status = run(*command, *options, *platform, *table_path);
     if (!status.ok()) *exit_status = report_error("explain", status);
   });

@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   shoal::add_tune_command(app, &exit_status);
   shoal::add_simulate_command(app, &exit_status);
   shoal::add_print_command(app, &exit_status);
+  shoal::add_partition_command(app, &exit_status);
   shoal::add_topology_command(app, &exit_status);
   shoal::add_doctor_command(app, &exit_status);
   shoal::add_env_command(app, &exit_status);

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <cerrno>
-#include <cstdio>
 #include <memory>
 #include <string>
 
 #include "src/cli/commands.h"
+#include "src/cli/pipeline_tools.h"
 #include "src/cli/schedule_options.h"
 #include "src/schedule/printer.h"
 #include "src/selector/selector.h"
@@ -17,15 +16,6 @@ namespace shoal {
 namespace {
 
 constexpr std::size_t kMaxDrawnSteps = 20'000;  // more cannot be distinguished in a picture
-
-Status write_file(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return system_error("open " + path, errno);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int write_errno = errno;
-  if (std::fclose(file) != 0) return system_error("close " + path, errno);
-  return written ? Status() : system_error("write " + path, write_errno);
-}
 
 Status print(const ScheduleOptions& options, const std::string& format, const std::string& output) {
   const auto topology = options.topology();
@@ -46,11 +36,7 @@ Status print(const ScheduleOptions& options, const std::string& format, const st
   const std::string text = format == "text"  ? print_text(*schedule)
                            : format == "dot" ? print_dot(*schedule)
                                              : print_svg(*schedule);
-  if (output.empty()) {
-    fmt::print("{}", text);
-    return {};
-  }
-  return write_file(output, text);
+  return write_output(output, text);
 }
 
 }  // namespace
@@ -67,7 +53,9 @@ void add_print_command(CLI::App& app, int* exit_status) {
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "dot", "svg"}));
   command->add_option("--output,-o", *output, "file to write (default: standard output)");
-  command->callback([options, format, output, exit_status] {
+  add_print_pipeline_command(*command, exit_status);
+  command->callback([command, options, format, output, exit_status] {
+    if (!command->get_subcommands().empty()) return;
     const Status status = print(*options, *format, *output);
     if (!status.ok()) *exit_status = report_error("print", status);
   });

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <limits>
@@ -143,6 +144,19 @@ Result<Schedule> build_schedule_of_bounded_size(const Algorithm& algorithm, cons
                                first->steps.size() * ranks));
   }
   return build_schedule(algorithm, topology, collective);
+}
+
+Status write_output(const std::string& path, const std::string& text) {
+  if (path.empty()) {
+    fmt::print("{}", text);
+    return {};
+  }
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return system_error("open " + path, errno);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int write_errno = errno;
+  if (std::fclose(file) != 0) return system_error("close " + path, errno);
+  return written ? Status() : system_error("write " + path, write_errno);
 }
 
 int report_error(std::string_view command, const Status& status) {

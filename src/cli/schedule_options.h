@@ -68,6 +68,9 @@ class ScheduleOptions {
 Result<Schedule> build_schedule_of_bounded_size(const Algorithm& algorithm, const Topology& topology,
                                                 const Collective& collective);
 
+/// Writes `text` to the file at `path`, or to standard output if `path` is empty. Error: system_error.
+Status write_output(const std::string& path, const std::string& text);
+
 /// Prints `status` for `command` to standard error; returns the exit status 1.
 int report_error(std::string_view command, const Status& status);
 

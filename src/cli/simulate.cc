@@ -7,6 +7,7 @@
 #include <string>
 
 #include "src/cli/commands.h"
+#include "src/cli/pipeline_tools.h"
 #include "src/cli/schedule_options.h"
 #include "src/settings/settings.h"
 #include "src/simulate/simulator.h"
@@ -64,7 +65,9 @@ void add_simulate_command(CLI::App& app, int* exit_status) {
   const auto platform = std::make_shared<PlatformOptions>();
   platform->add_to(*command);
 #endif
+  add_simulate_pipeline_command(*command, exit_status);
   command->callback([=] {
+    if (!command->get_subcommands().empty()) return;
 #ifdef SHOAL_HAVE_SIMGRID
     const auto on_platform = platform->wanted();
     const Status status = !on_platform.ok()     ? on_platform.status()
