@@ -5,6 +5,8 @@
 #include <string>
 
 #include "src/communicator/job_config.h"
+#include "src/pipeline/partition_file.h"
+#include "src/pipeline/profile.h"
 #include "src/selector/tuning.h"
 #include "src/simulate/platform.h"
 
@@ -27,5 +29,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (shape.ok() && shape->name().empty()) std::abort();
   const auto platform = parse_platform(text, "fuzz.json");
   if (platform.ok() && !check(*platform).ok()) std::abort();
+  const auto profile = pipeline::parse_profile(text, "fuzz.json");
+  if (profile.ok()) {
+    if (!pipeline::parse_profile(pipeline::to_json(*profile), "fuzz.json").ok()) std::abort();
+    pipeline::PartitionRequest request;
+    request.rules.shape.microbatches = 3;
+    const auto whole = pipeline::partition(*profile, request);
+    if (whole.ok() && whole->stages.front().bytes < 0) std::abort();
+  }
+  const auto partition = pipeline::parse_partition(text, "fuzz.json");
+  if (partition.ok() && static_cast<int>(partition->cuts.size()) + 1 != partition->shape.stages()) std::abort();
   return 0;
 }
