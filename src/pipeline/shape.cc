@@ -89,7 +89,7 @@ std::vector<std::string> notes(const Shape& shape) {
   }
   if (shape.microbatches < shape.ranks) {
     found.push_back(
-        fmt::format("{} microbatches on {} ranks: fewer microbatches than ranks leave at least {:.0f} % of the time idle",
+        fmt::format("microbatches {} on {} ranks: fewer microbatches than ranks leave at least {:.0f} % of the time idle",
                     shape.microbatches, shape.ranks, 100.0 * (shape.ranks - 1) / (shape.microbatches + shape.ranks - 1)));
   }
   return found;

@@ -205,7 +205,9 @@ TEST(PipelineTimes, ClosedForms) {
         EXPECT_EQ(step(shape_of(ScheduleKind::simple, p, m), 1, 2, x), compute + through);
         EXPECT_EQ(step(shape_of(ScheduleKind::one_f_one_b, p, m), 1, 2, x),
                   compute + x * (2 * (p - 2) + 2.0 * rounds * (p - 1)));
-        if (x <= 1.5) EXPECT_EQ(step(shape_of(ScheduleKind::eager_1f1b, p, m), 1, 2, x), compute + through);
+        if (x <= 1.5) {
+          EXPECT_EQ(step(shape_of(ScheduleKind::eager_1f1b, p, m), 1, 2, x), compute + through);
+        }
         EXPECT_EQ(step(shape_of(ScheduleKind::forward_only, p, m), 1, 2, x), m + p - 1 + (p - 1) * x);
       }
       EXPECT_EQ(step(shape_of(ScheduleKind::zb_h1, p, m), 1, 2, 0), 3.0 * m + (p - 1));
