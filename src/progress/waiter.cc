@@ -60,7 +60,8 @@ void Waiter::blocking() noexcept {
 
 std::chrono::nanoseconds Waiter::longest_sleep() noexcept {
   if (never_sleeps()) return std::chrono::nanoseconds(0);
-  const bool measures = policy_ == WaitPolicy::automatic && cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
+  const bool measures =
+      policy_ == WaitPolicy::automatic && cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
   return measures ? kMeasuredSleep : std::chrono::nanoseconds::max();
 }
 

@@ -74,8 +74,8 @@ PeerMemoryCalls::Attempt CallRunner::run_at_once(const Plan& plan, const void* i
   const CallSignature& signature = monitor_.entered(plan.signature, plan.signature_hash);
   Attempt attempt = Attempt::ended;
   if (plan.ranks != 1) {
-    attempt = peer_memory_calls_.try_one_shot(plan, signature, sequence, input, output,
-                                              engine_->may_spin() ? kExpressLooks : 1);
+    attempt =
+        peer_memory_calls_.try_one_shot(plan, signature, sequence, input, output, engine_->may_spin() ? kExpressLooks : 1);
   } else if (input != nullptr && input != output) {  // every call of a single rank is a copy, and a broadcast not even that
     engine_->parts().device->copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
                                   plan.key.collective.message_bytes(1));

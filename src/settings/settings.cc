@@ -71,11 +71,11 @@ constexpr std::array kSettings{
         "applies)"},
     Setting{"SHOAL_CORES", "",
             "number of cores that the ranks of this host share, for example 0.5 where hosts are emulated. Default: as found"},
-    Setting{
-        "SHOAL_WAIT", "auto",
-        "what a thread does while its call waits for other ranks. auto: it polls for some microseconds where each rank can have "
-        "a core, yields for some tens, then sleeps; spin: it polls; yield: it yields to other threads; block: it sleeps at "
-        "once. The progress thread sleeps while it has nothing to do"},
+    Setting{"SHOAL_WAIT", "auto",
+            "what a thread does while its call waits for other ranks. auto: it polls for some microseconds where each rank can "
+            "have "
+            "a core, yields for some tens, then sleeps; spin: it polls; yield: it yields to other threads; block: it sleeps at "
+            "once. The progress thread sleeps while it has nothing to do"},
     Setting{"SHOAL_TUNING", "",
             "file of measured times, written by shoal tune, that the Selector prefers to its model (rank 0's value applies)"},
     Setting{"SHOAL_EXPLAIN", "0",

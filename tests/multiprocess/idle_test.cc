@@ -103,7 +103,8 @@ TEST_P(Idle, SettingDecidesWhetherAWaitUsesProcessorTime) {
       float sum = 0;
       for (int call = 0; call < 100; ++call) {
         const float own = static_cast<float>(call + c.rank());
-        if (Status status = c.all_reduce(&own, &sum, 1, DataType::float32, ReduceOp::sum); !status.ok()) return status.to_string();
+        if (Status status = c.all_reduce(&own, &sum, 1, DataType::float32, ReduceOp::sum); !status.ok())
+          return status.to_string();
         if (sum != static_cast<float>(2 * call + 1)) return fmt::format("{}: call {} gives {}", policy, call, sum);
       }
       if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(kLate_s));
@@ -120,7 +121,8 @@ TEST_P(Idle, SettingDecidesWhetherAWaitUsesProcessorTime) {
   ::setenv("SHOAL_WAIT", "politely", 1);
   testing::expect_all_well(testing::run_ranks(1, [](int rank, int size, const std::string& directory) -> std::string {
     const Status status = testing::join(directory, rank, size, {}).status();
-    const bool refused = status.code() == StatusCode::invalid_argument && status.message().find("SHOAL_WAIT") != std::string::npos;
+    const bool refused =
+        status.code() == StatusCode::invalid_argument && status.message().find("SHOAL_WAIT") != std::string::npos;
     return refused ? "" : "it was accepted: " + status.to_string();
   }));
   ::unsetenv("SHOAL_WAIT");

@@ -95,7 +95,8 @@ TEST(Waiter, BlockPolicyBlocksAtOnce) {
 
 // Each round ends in a sleep of no duration, however often that has happened and whatever other threads took.
 TEST(Waiter, SpinAndYieldPoliciesNeverSleep) {
-  for (const auto& [policy, step] : {std::pair(WaitPolicy::spin, Waiter::Next::kPoll), {WaitPolicy::yield, Waiter::Next::kYield}}) {
+  for (const auto& [policy, step] :
+       {std::pair(WaitPolicy::spin, Waiter::Next::kPoll), {WaitPolicy::yield, Waiter::Next::kYield}}) {
     for (const bool cores : {kCoresToSpare, kNoCoresToSpare}) {
       Timed timed(cores, /*yields=*/true, policy);
       for (int round = 0; round < 100; ++round) {
