@@ -11,32 +11,32 @@ namespace shoal {
 
 Waiter::Next Waiter::next(Clock::time_point now) noexcept {
   end_yield(now);
-  if (policy_ == WaitPolicy::block) return Next::kBlock;
+  if (policy_ == WaitPolicy::block) return Next::block;
   if (!waiting_) {
     waiting_ = true;
     since_ = now;
     others_ = {};
   }
   if (never_sleeps()) {
-    if (now - since_ >= kSleeplessRound) return Next::kBlock;
-    return policy_ == WaitPolicy::spin ? Next::kPoll : Next::kYield;
+    if (now - since_ >= kSleeplessRound) return Next::block;
+    return policy_ == WaitPolicy::spin ? Next::poll : Next::yield;
   }
   const auto waited = now - since_ - others_;
   const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
-  if (waited < pause) return Next::kPoll;
+  if (waited < pause) return Next::poll;
   if (yields_ && waits_without_yield_ == 0 && others_ < kLostSlice && waited < pause + yield_budget_) {
     yielding_ = true;
     yielded_at_ = now;
-    return Next::kYield;
+    return Next::yield;
   }
-  return Next::kBlock;
+  return Next::block;
 }
 
 bool Waiter::look_again() noexcept {
   const Next next_step = next(Clock::now());
-  if (next_step == Next::kPoll) cpu_relax();
-  if (next_step == Next::kYield) ::sched_yield();
-  return next_step != Next::kBlock;
+  if (next_step == Next::poll) cpu_relax();
+  if (next_step == Next::yield) ::sched_yield();
+  return next_step != Next::block;
 }
 
 void Waiter::moved() noexcept {

@@ -42,7 +42,7 @@ enum class WaitPolicy : std::uint8_t {
 class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Next { kPoll, kYield, kBlock };
+  enum class Next { poll, yield, block };
 
   /// `yields`: whether to yield between polling and blocking. Not for the progress thread, which no caller waits for: each
   /// further poll would take time from threads that compute.

@@ -26,7 +26,7 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr int kRanks = 3;
 constexpr std::int64_t kShare = 4;  // samples of a rank
-constexpr std::uint64_t kSeed = 17;
+constexpr std::uint64_t kModelSeed = 17;
 constexpr double kTolerance = 1e-5;
 
 /// A user's module without anything of shoal.
@@ -47,7 +47,7 @@ using TwoHeads = nn::ModuleHolder<TwoHeadsImpl>;
 
 /// The same model on every rank and in one process; the second head needs no gradient unless `both`.
 TwoHeads make_model(bool both = false) {
-  ::torch::manual_seed(kSeed);
+  ::torch::manual_seed(kModelSeed);
   TwoHeads model;
   if (!both) {
     for (at::Tensor& parameter : model->second_head->parameters()) parameter.set_requires_grad(false);
@@ -56,7 +56,7 @@ TwoHeads make_model(bool both = false) {
 }
 
 at::Tensor samples(int ranks) {
-  ::torch::manual_seed(kSeed + 1);
+  ::torch::manual_seed(kModelSeed + 1);
   return ::torch::randn({ranks * kShare, 6});
 }
 at::Tensor samples_of(int rank, int ranks) { return samples(ranks).narrow(0, rank * kShare, kShare); }

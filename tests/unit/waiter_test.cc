@@ -25,8 +25,8 @@ struct Timed {
     const auto start = now;
     for (;;) {
       const Waiter::Next next = waiter.next(now);
-      if (next == Waiter::Next::kBlock) return now - start;
-      now += next == Waiter::Next::kPoll ? poll : yield;
+      if (next == Waiter::Next::block) return now - start;
+      now += next == Waiter::Next::poll ? poll : yield;
     }
   }
   /// A wait that polls without success and then blocks for `sleep`; returns how long it polled.
@@ -63,21 +63,21 @@ struct Timed {
 
 TEST(Waiter, PollsThenYieldsThenBlocksWhereCoresAreToSpare) {
   Timed timed(kCoresToSpare);
-  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kPoll);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::poll);
   timed.now += 3us;
-  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kYield);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::yield);
   for (int yield = 0; yield < 60; ++yield) timed.waiter.next(timed.now += 1us);
-  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kBlock);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::block);
 }
 
 TEST(Waiter, YieldsAtOnceWithoutCoresToSpare) {
   Timed timed(kNoCoresToSpare);
-  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kYield);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::yield);
 }
 
 TEST(Waiter, BlocksAtOnceWhereItMustNotYield) {
   Timed timed(kNoCoresToSpare, /*yields=*/false);
-  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kBlock);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::block);
 }
 
 TEST(Waiter, LookAgainFollowsNext) {
@@ -96,7 +96,7 @@ TEST(Waiter, BlockPolicyBlocksAtOnce) {
 // Each round ends in a sleep of no duration, however often that has happened and whatever other threads took.
 TEST(Waiter, SpinAndYieldPoliciesNeverSleep) {
   for (const auto& [policy, step] :
-       {std::pair(WaitPolicy::spin, Waiter::Next::kPoll), {WaitPolicy::yield, Waiter::Next::kYield}}) {
+       {std::pair(WaitPolicy::spin, Waiter::Next::poll), {WaitPolicy::yield, Waiter::Next::yield}}) {
     for (const bool cores : {kCoresToSpare, kNoCoresToSpare}) {
       Timed timed(cores, /*yields=*/true, policy);
       for (int round = 0; round < 100; ++round) {
