@@ -12,6 +12,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/version.h>
+#define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

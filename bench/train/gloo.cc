@@ -1,6 +1,7 @@
 #include "bench/train/gloo.h"
 
-#ifdef USE_C10D_GLOO  // set by CMake if Gloo's headers are found; torch itself always has Gloo
+#ifdef SHOAL_TORCH_HAS_GLOO  // set by CMake if Gloo's headers are found; torch itself always has Gloo
+#define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #endif
 
@@ -8,7 +9,7 @@
 
 namespace shoal::train {
 
-#ifdef USE_C10D_GLOO
+#ifdef SHOAL_TORCH_HAS_GLOO
 
 Result<c10::intrusive_ptr<c10d::Backend>> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     const std::string& address, std::chrono::milliseconds timeout) {

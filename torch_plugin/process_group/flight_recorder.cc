@@ -7,6 +7,8 @@
 #include <string_view>
 #include <tuple>
 
+// It formats with the fmt that torch carries, whose library is inside torch's own.
+#define FMT_HEADER_ONLY 1
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
 
 namespace shoal::torch {
