@@ -2,27 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-
 #include "tests/facts.h"
+#include "tests/torch/forked_ranks.h"
 #include "torch_plugin/package/torch.h"
 
 namespace shoal::ddp {
 namespace {
 
-namespace fs = std::filesystem;
 namespace nn = ::torch::nn;
-using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Group = testing::TorchGroup;
+using testing::run_torch_ranks;
 
 constexpr int kRanks = 3;
 constexpr std::int64_t kShare = 4;  // samples of a rank
@@ -89,46 +82,6 @@ void check_throws(const std::function<void()>& body, const std::vector<std::stri
   check(false, "throws \"" + facts.front() + "\"");
 }
 
-Group make_group(const fs::path& folder, int rank, int ranks) {
-  const auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), ranks);
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, ranks);
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                    c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks));
-  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  group->setGroupName("test");
-  return group;
-}
-
-/// Forks ranks that run `body(group)`. This process never starts torch's threads, because they would not survive a fork.
-void run_ranks(int ranks, const std::function<void(const Group&)>& body) {
-  std::string folder = (fs::temp_directory_path() / "shoal-data-parallel-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      alarm(120);
-      int code = 1;
-      try {
-        at::set_num_threads(1);
-        body(make_group(folder, rank, ranks));
-        code = 0;
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      std::_Exit(code);
-    }
-    children.push_back(child);
-  }
-  for (const pid_t child : children) {
-    int outcome = -1;
-    ASSERT_EQ(waitpid(child, &outcome, 0), child);
-    EXPECT_EQ(outcome, 0) << "a rank failed";
-  }
-  fs::remove_all(folder);
-}
-
 DataParallelOptions small_buckets() { return {.bucket_mib = 0.004, .first_bucket_mib = 0.001}; }
 
 DataParallelOptions with_sgd(DataParallelOptions options, Overlap overlap) {
@@ -140,7 +93,7 @@ DataParallelOptions with_sgd(DataParallelOptions options, Overlap overlap) {
 }
 
 TEST(DataParallel, GradientsAreThoseOfWholeBatch) {
-  run_ranks(kRanks, [](const Group& group) {
+  run_torch_ranks(kRanks, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
     if (rank > 0) {
@@ -166,7 +119,7 @@ TEST(DataParallel, GradientsAreThoseOfWholeBatch) {
 }
 
 TEST(DataParallel, BroadcastBuffersIsOptional) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     for (const bool follow : {true, false}) {
       TwoHeads model = make_model();
@@ -187,7 +140,7 @@ TEST(DataParallel, BroadcastBuffersIsOptional) {
 }
 
 TEST(DataParallel, NoSyncAccumulatesGradients) {
-  run_ranks(kRanks, [](const Group& group) {
+  run_torch_ranks(kRanks, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
     DataParallel parallel(*model, group, small_buckets());
@@ -215,7 +168,7 @@ TEST(DataParallel, NoSyncAccumulatesGradients) {
 }
 
 TEST(DataParallel, NoSyncWorksWithNextForwardOverlap) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model();
     DataParallel parallel(*model, group, with_sgd(small_buckets(), Overlap::next_forward));
@@ -241,7 +194,7 @@ TEST(DataParallel, NoSyncWorksWithNextForwardOverlap) {
 }
 
 TEST(DataParallel, EvaluationDoesNotChangeGradients) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     TwoHeads model = make_model();
     DataParallel parallel(*model, group, small_buckets());
     TwoHeads alone = make_model();
@@ -262,7 +215,7 @@ TEST(DataParallel, EvaluationDoesNotChangeGradients) {
 }
 
 TEST(DataParallel, GradientAsBucketViewIsOptional) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     for (const bool views : {true, false}) {
       TwoHeads model = make_model();
       DataParallelOptions options;  // one bucket
@@ -279,7 +232,7 @@ TEST(DataParallel, GradientAsBucketViewIsOptional) {
 }
 
 TEST(DataParallel, Bf16CompressionSendsBfloat16) {
-  run_ranks(kRanks, [](const Group& group) {
+  run_torch_ranks(kRanks, [](const Group& group) {
     TwoHeads model = make_model();
     DataParallelOptions options = small_buckets();
     options.comm_hook = bf16_compression();
@@ -299,7 +252,7 @@ TEST(DataParallel, Bf16CompressionSendsBfloat16) {
 }
 
 TEST(DataParallel, HookGetsEveryBucketAndItsFailureEndsBackward) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     TwoHeads model = make_model();
     std::size_t elements = 0;
     bool fails = false;
@@ -329,7 +282,7 @@ TEST(DataParallel, HookGetsEveryBucketAndItsFailureEndsBackward) {
 }
 
 TEST(DataParallel, UnusedParametersAreFound) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     const int rank = group->getRank();
     TwoHeads model = make_model(/*both=*/true);
     DataParallelOptions options = small_buckets();
@@ -360,7 +313,7 @@ TEST(DataParallel, UnusedParametersAreFound) {
 }
 
 TEST(DataParallel, MissingGradientIsReported) {
-  run_ranks(2, [](const Group& group) {
+  run_torch_ranks(2, [](const Group& group) {
     TwoHeads model = make_model(/*both=*/true);
     DataParallel parallel(*model, group);
     const auto step = [&] {
@@ -373,7 +326,7 @@ TEST(DataParallel, MissingGradientIsReported) {
 }
 
 TEST(DataParallel, InvalidOptionsAreRefused) {
-  run_ranks(1, [](const Group& group) {
+  run_torch_ranks(1, [](const Group& group) {
     TwoHeads model = make_model();
     DataParallelOptions hook = with_sgd({}, Overlap::next_forward);
     hook.comm_hook = bf16_compression();
