@@ -110,7 +110,7 @@ def test_a_job_continues_when_a_rail_is_cut(hosts, transport, rail, rate_mbit_s)
     results, errors = run_perf(hosts, transport, "--rate", f"{rate_mbit_s}mbit", "--cut", f"{rail}@4", "--", "-b", "1M", "-e", "8M", "-f", "2",
                              "-c", "3", "--size-seconds", "6")
     sent = [int(number) for number in re.search(rf"rail {rail} of node0\b.*? (\d+) and (\d+) bytes", errors).groups()]  # of bench/cluster
-    assert min(sent) > 0.2 * max(sent) > 1e5, f"before the cut the rails carried {sent} bytes"
+    assert min(sent) > 4 << 20, f"before the cut the rails carried {sent} bytes"  # on a busy machine shares differ
     reports = re.findall(REPORTED[transport].format(rail=rail), errors)
     assert reports, errors
     assert [row["bytes"] for row in results] == [1 << 20, 2 << 20, 4 << 20, 8 << 20]
