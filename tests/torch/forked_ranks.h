@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "torch_plugin/package/torch.h"
@@ -21,15 +22,19 @@ namespace shoal::testing {
 
 using TorchGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// The group of all ranks that meet in `folder`.
-inline TorchGroup make_torch_group(const std::filesystem::path& folder, int rank, int ranks) {
-  const auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), ranks);
+/// A group of `ranks` ranks that meet in `store`.
+inline TorchGroup make_torch_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int ranks) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, ranks);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
                     c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks));
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
   group->setGroupName("test");
   return group;
+}
+
+/// Another group of some ranks of `all`, which give the same `name`.
+inline TorchGroup make_torch_subgroup(const TorchGroup& all, const std::string& name, int rank, int ranks) {
+  return make_torch_group(c10::make_intrusive<c10d::PrefixStore>(name, all->getStore()), rank, ranks);
 }
 
 /// Forks `ranks` ranks that run `body(group)`; one that throws fails the test. The calling process must not have started
@@ -47,7 +52,8 @@ inline void run_torch_ranks(int ranks, const std::function<void(const TorchGroup
       int code = 1;
       try {
         at::set_num_threads(1);
-        body(make_torch_group(folder, rank, ranks));
+        const auto store = c10::make_intrusive<c10d::FileStore>((fs::path(folder) / "store").string(), ranks);
+        body(make_torch_group(store, rank, ranks));
         code = 0;
       } catch (const std::exception& error) {
         std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
