@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <algorithm>
 
 #include "src/plan/call_buffers.h"
 
@@ -18,7 +19,8 @@ Status invalid(const Request& request, const std::string& what) {
 
 /// More elements than this are no count, even in one of `shares` equal shares.
 std::size_t largest_count(const Request& request, std::size_t shares) {
-  return static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(request.type) / shares;
+  const std::size_t bytes = std::max<std::size_t>(size_of(request.type), 1);  // check_arguments() refuses unknown types
+  return static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / bytes / shares;
 }
 
 /// The counts that the caller names `name`.

@@ -176,7 +176,7 @@ class Reader {
 PartitionRequest Config::request(CostRules rules) const {
   PartitionRequest request;
   rules.shape = shape();
-  request.rules = std::move(rules);
+  request.rules = rules;
   request.objective = memory_weight ? Objective::weighted : optimize;
   request.memory_weight = memory_weight.value_or(0);
   request.memory_limit_bytes = memory_limit_bytes;
