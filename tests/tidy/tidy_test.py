@@ -107,6 +107,7 @@ class TestChecker:
         ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/plan/plan.h"', True),
         ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/plan/plan.h"', True),
         ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/base/s.h"', True),
+        ("torch_plugin/x.cc", '#include "src/pipeline/profile.h"', False), ("src/c_api/x.cc", '#include "src/pipeline/profile.h"', True),
         ("torch_plugin/x.cc", '#include "bench/train/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
         ("src/cuda/x.cc", "#include <cuda_runtime.h>", True), ("kernels/x.cu", "#include <cuda_runtime.h>", False),
         ("src/runtime/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),

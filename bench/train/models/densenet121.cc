@@ -1,6 +1,7 @@
 #include "bench/train/models/densenet121.h"
 
 #include <array>
+#include <string>
 
 #include "bench/train/models/layers.h"
 
@@ -18,14 +19,14 @@ constexpr std::array<int, 4> kLayers{6, 12, 24, 16};
 class NormConv : public nn::Module {
  public:
   NormConv(const ddp::Announcing& network, const ConvolutionShape& shape)
-      : network_(network),
+      : announcing_(network),
         norm_(register_module("norm", nn::BatchNorm2d(shape.in))),
         convolution_(register_module("conv", make_convolution(shape))) {}
 
-  Tensor forward(const Tensor& input) { return network_.run(convolution_, network_.run(norm_, input).relu_()); }
+  Tensor forward(const Tensor& input) { return announcing_.run(convolution_, announcing_.run(norm_, input).relu_()); }
 
  private:
-  const ddp::Announcing& network_;
+  const ddp::Announcing announcing_;
   nn::BatchNorm2d norm_;
   nn::Conv2d convolution_;
 };
@@ -59,33 +60,28 @@ class Transition : public nn::Module {
 
 class DenseNet121 final : public ImageClassifier {
  public:
-  DenseNet121(int channels, int classes)
-      : stem_(register_module("stem", make_convolution({.in = channels, .out = 2 * kGrowth}))) {
+  DenseNet121(int channels, int classes) {
+    add_layer("stem", register_module("stem", make_convolution({.in = channels, .out = 2 * kGrowth})));
+    const auto layers = register_module("layers", nn::ModuleList());
+    const auto add_next = [&](const auto& layer) {
+      add_block("layers." + std::to_string(layers->size()), layer);
+      layers->push_back(layer);
+    };
     int width = 2 * kGrowth;
     for (std::size_t block = 0; block < kLayers.size(); ++block) {
       for (int layer = 0; layer < kLayers[block]; ++layer, width += kGrowth) {
-        layers_->push_back(std::make_shared<DenseLayer>(*this, width));
+        add_next(std::make_shared<DenseLayer>(*this, width));
       }
       if (block + 1 == kLayers.size()) break;
-      layers_->push_back(std::make_shared<Transition>(*this, width));
+      add_next(std::make_shared<Transition>(*this, width));
       width /= 2;
     }
-    register_module("layers", layers_);
-    norm_ = register_module("norm", nn::BatchNorm2d(width));
-    head_ = register_module("head", nn::Linear(width, classes));
+    add_layer("norm", register_module("norm", nn::BatchNorm2d(width)));
+    add_function("relu", rectify);
+    add_function("mean", mean_over_image);
+    add_layer("head", register_module("head", nn::Linear(width, classes)));
     start_convolutions(*this);
   }
-
-  Tensor forward(Tensor images) override {
-    const Tensor x = layers_->forward(run(stem_, images));
-    return run(head_, mean_over_image(run(norm_, x).relu_()));
-  }
-
- private:
-  nn::Conv2d stem_;
-  nn::Sequential layers_;
-  nn::BatchNorm2d norm_{nullptr};
-  nn::Linear head_{nullptr};
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ nn::Conv2d make_convolution(const ConvolutionShape& shape) {
 }
 
 ConvNorm::ConvNorm(const ddp::Announcing& network, const ConvolutionShape& shape)
-    : network_(network),
+    : announcing_(network),
       convolution_(register_module("conv", make_convolution(shape))),
       norm_(register_module("norm", nn::BatchNorm2d(shape.out))) {}
 
@@ -24,5 +24,7 @@ void start_convolutions(nn::Module& network) {
 }
 
 at::Tensor mean_over_image(const at::Tensor& x) { return x.mean({2, 3}); }
+
+at::Tensor rectify(const at::Tensor& x) { return x.relu_(); }
 
 }  // namespace shoal::models

@@ -22,13 +22,12 @@ struct ConvolutionShape {
 /// A convolution and the batch normalisation of its result; announced separately.
 class ConvNorm : public ::torch::nn::Module {
  public:
-  /// `network` must outlive the object.
   ConvNorm(const ddp::Announcing& network, const ConvolutionShape& shape);
 
-  at::Tensor forward(const at::Tensor& input) { return network_.run(norm_, network_.run(convolution_, input)); }
+  at::Tensor forward(const at::Tensor& input) { return announcing_.run(norm_, announcing_.run(convolution_, input)); }
 
  private:
-  const ddp::Announcing& network_;
+  const ddp::Announcing announcing_;
   ::torch::nn::Conv2d convolution_;
   ::torch::nn::BatchNorm2d norm_;
 };
@@ -39,5 +38,7 @@ void start_convolutions(::torch::nn::Module& network);
 
 /// The mean over the image: (N, channels, height, width) to (N, channels).
 at::Tensor mean_over_image(const at::Tensor& x);
+/// max(x, 0), in place.
+at::Tensor rectify(const at::Tensor& x);
 
 }  // namespace shoal::models

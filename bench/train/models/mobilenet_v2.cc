@@ -1,6 +1,7 @@
 #include "bench/train/models/mobilenet_v2.h"
 
 #include <array>
+#include <string>
 
 #include "bench/train/models/layers.h"
 
@@ -56,34 +57,28 @@ class InvertedResidual : public nn::Module {
 
 class MobileNetV2 final : public ImageClassifier {
  public:
-  MobileNetV2(int channels, int classes)
-      : stem_(register_module("stem", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = channels, .out = kStemWidth}))) {
+  MobileNetV2(int channels, int classes) {
+    const ConvolutionShape stem{.in = channels, .out = kStemWidth};
+    add_block("stem", register_module("stem", std::make_shared<ConvNorm>(*this, stem)));
+    add_function("relu6", clipped_relu);
+    const auto blocks = register_module("blocks", nn::ModuleList());
     int in = kStemWidth;
     for (const Stage& stage : kStages) {
       for (int block = 0; block < stage.blocks; ++block) {
-        blocks_->push_back(
-            std::make_shared<InvertedResidual>(*this, in, stage.width, stage.expansion, block == 0 ? stage.stride : 1));
+        const int stride = block == 0 ? stage.stride : 1;
+        const auto added = std::make_shared<InvertedResidual>(*this, in, stage.width, stage.expansion, stride);
+        add_block("blocks." + std::to_string(blocks->size()), added);
+        blocks->push_back(added);
         in = stage.width;
       }
     }
-    register_module("blocks", blocks_);
-    last_ =
-        register_module("last", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = in, .out = kHeadWidth, .side = 1}));
-    head_ = register_module("head", nn::Linear(kHeadWidth, classes));
+    const ConvolutionShape last{.in = in, .out = kHeadWidth, .side = 1};
+    add_block("last", register_module("last", std::make_shared<ConvNorm>(*this, last)));
+    add_function("relu6", clipped_relu);
+    add_function("mean", mean_over_image);
+    add_layer("head", register_module("head", nn::Linear(kHeadWidth, classes)));
     start_convolutions(*this);
   }
-
-  Tensor forward(Tensor images) override {
-    Tensor x = blocks_->forward(clipped_relu(stem_->forward(images)));
-    x = clipped_relu(last_->forward(x));
-    return run(head_, mean_over_image(x));
-  }
-
- private:
-  std::shared_ptr<ConvNorm> stem_;
-  nn::Sequential blocks_;
-  std::shared_ptr<ConvNorm> last_;
-  nn::Linear head_{nullptr};
 };
 
 }  // namespace

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -11,6 +13,7 @@
 #include <shoal/status.h>
 
 #include "torch_plugin/ddp/announcing.h"
+#include "torch_plugin/parallel/chain/part.h"
 
 namespace shoal::models {
 
@@ -18,7 +21,31 @@ namespace shoal::models {
 /// that training can overlap communication with its forward.
 class ImageClassifier : public ::torch::nn::Module, public ddp::Announcing {
  public:
-  virtual at::Tensor forward(at::Tensor images) = 0;
+  /// Runs the parts, one after the other.
+  virtual at::Tensor forward(at::Tensor images);
+  /// What forward() does, for parallel::Chain::of(). They share the modules of the network and need nothing else of it.
+  [[nodiscard]] const std::vector<parallel::Part>& parts() const { return parts_; }
+
+ protected:
+  /// The next part of forward() is `block`, registered as `name`, with dots if inside others. It announces its own layers.
+  template <typename Block>
+  void add_block(const std::string& name, const std::shared_ptr<Block>& block) {
+    parts_.push_back(parallel::make_part(name, block));
+  }
+  /// The next part of forward() is `layer`, registered as `name`, which the network announces.
+  template <typename Layer>
+  void add_layer(const std::string& name, const std::shared_ptr<Layer>& layer) {
+    parts_.push_back({name, {{name, layer}}, [announcing = ddp::Announcing(*this), layer](const at::Tensor& x) {
+                        return announcing.run(layer, x);
+                      }});
+  }
+  /// The next part is a function without parameters, which may change its input in place.
+  void add_function(const std::string& name, std::function<at::Tensor(at::Tensor)> function) {
+    parts_.push_back({name, {}, std::move(function)});
+  }
+
+ private:
+  std::vector<parallel::Part> parts_;
 };
 
 /// One entry of the suite.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "bench/train/models/densenet121.h"
 #include "bench/train/models/mobilenet_v2.h"
@@ -8,6 +9,12 @@
 #include "bench/train/models/vgg.h"
 
 namespace shoal::models {
+
+at::Tensor ImageClassifier::forward(at::Tensor images) {
+  at::Tensor x = std::move(images);
+  for (const parallel::Part& part : parts_) x = part.forward(std::move(x));
+  return x;
+}
 
 const std::vector<ModelInfo>& all_models() {
   static const std::vector<ModelInfo> all{

@@ -59,31 +59,26 @@ std::vector<ConvolutionShape> bottleneck_path(int in, int width, int stride) {
 
 class ResNet final : public ImageClassifier {
  public:
-  ResNet(const Depths& depths, bool bottleneck, int channels, int classes)
-      : stem_(register_module("stem", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = channels, .out = kWidths[0]}))) {
+  ResNet(const Depths& depths, bool bottleneck, int channels, int classes) {
+    const ConvolutionShape stem{.in = channels, .out = kWidths[0]};
+    add_block("stem", register_module("stem", std::make_shared<ConvNorm>(*this, stem)));
+    add_function("relu", rectify);
+    const auto blocks = register_module("blocks", nn::ModuleList());
     int in = kWidths[0];
     for (std::size_t stage = 0; stage < depths.size(); ++stage) {
       for (int block = 0; block < depths[stage]; ++block) {
         const int stride = stage > 0 && block == 0 ? 2 : 1;
         const auto path = bottleneck ? bottleneck_path(in, kWidths[stage], stride) : basic_path(in, kWidths[stage], stride);
-        blocks_->push_back(std::make_shared<Block>(*this, path));
+        const auto added = std::make_shared<Block>(*this, path);
+        add_block("blocks." + std::to_string(blocks->size()), added);
+        blocks->push_back(added);
         in = path.back().out;
       }
     }
-    register_module("blocks", blocks_);
-    head_ = register_module("head", nn::Linear(in, classes));
+    add_function("mean", mean_over_image);
+    add_layer("head", register_module("head", nn::Linear(in, classes)));
     start_convolutions(*this);
   }
-
-  Tensor forward(Tensor images) override {
-    const Tensor x = blocks_->forward(stem_->forward(images).relu_());
-    return run(head_, mean_over_image(x));
-  }
-
- private:
-  std::shared_ptr<ConvNorm> stem_;
-  nn::Sequential blocks_;
-  nn::Linear head_{nullptr};
 };
 
 }  // namespace

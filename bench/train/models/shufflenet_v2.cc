@@ -1,6 +1,7 @@
 #include "bench/train/models/shufflenet_v2.h"
 
 #include <array>
+#include <string>
 
 #include "bench/train/models/layers.h"
 
@@ -84,33 +85,28 @@ class DownUnit : public nn::Module {
 
 class ShuffleNetV2 final : public ImageClassifier {
  public:
-  ShuffleNetV2(const Widths& widths, int channels, int classes)
-      : stem_(
-            register_module("stem", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = channels, .out = kFirstWidth}))) {
+  ShuffleNetV2(const Widths& widths, int channels, int classes) {
+    const ConvolutionShape stem{.in = channels, .out = kFirstWidth};
+    add_block("stem", register_module("stem", std::make_shared<ConvNorm>(*this, stem)));
+    add_function("relu", rectify);
+    const auto units = register_module("units", nn::ModuleList());
+    const auto add_unit = [&](const auto& unit) {
+      add_block("units." + std::to_string(units->size()), unit);
+      units->push_back(unit);
+    };
     int in = kFirstWidth;
     for (std::size_t stage = 0; stage < kUnits.size(); ++stage) {
-      units_->push_back(std::make_shared<DownUnit>(*this, in, widths.stages[stage]));
+      add_unit(std::make_shared<DownUnit>(*this, in, widths.stages[stage]));
       in = widths.stages[stage];
-      for (int unit = 1; unit < kUnits[stage]; ++unit) units_->push_back(std::make_shared<Unit>(*this, in));
+      for (int unit = 1; unit < kUnits[stage]; ++unit) add_unit(std::make_shared<Unit>(*this, in));
     }
-    register_module("units", units_);
-    last_ =
-        register_module("last", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = in, .out = widths.last, .side = 1}));
-    head_ = register_module("head", nn::Linear(widths.last, classes));
+    const ConvolutionShape last{.in = in, .out = widths.last, .side = 1};
+    add_block("last", register_module("last", std::make_shared<ConvNorm>(*this, last)));
+    add_function("relu", rectify);
+    add_function("mean", mean_over_image);
+    add_layer("head", register_module("head", nn::Linear(widths.last, classes)));
     start_convolutions(*this);
   }
-
-  Tensor forward(Tensor images) override {
-    Tensor x = units_->forward(stem_->forward(images).relu_());
-    x = last_->forward(x).relu_();
-    return run(head_, mean_over_image(x));
-  }
-
- private:
-  std::shared_ptr<ConvNorm> stem_;
-  nn::Sequential units_;
-  std::shared_ptr<ConvNorm> last_;
-  nn::Linear head_{nullptr};
 };
 
 }  // namespace

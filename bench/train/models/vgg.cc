@@ -2,7 +2,6 @@
 
 #include <array>
 #include <string>
-#include <vector>
 
 #include "bench/train/models/layers.h"
 
@@ -15,6 +14,11 @@ using at::Tensor;
 using Convolutions = std::array<int, 5>;  // convolutions of each stage
 constexpr std::array<int, 5> kStageWidths{64, 128, 256, 512, 512};
 
+/// Sides are rounded up, so that 28 pixels allow five halvings too; 32 pixels are not affected.
+Tensor halve_sides(const Tensor& x) {
+  return ::torch::max_pool2d(x, /*kernel_size=*/2, /*stride=*/2, /*padding=*/0, /*dilation=*/1, /*ceil_mode=*/true);
+}
+
 class Vgg final : public ImageClassifier {
  public:
   Vgg(const Convolutions& convolutions, int channels, int classes) {
@@ -23,27 +27,16 @@ class Vgg final : public ImageClassifier {
       for (int layer = 0; layer < convolutions[stage]; ++layer) {
         const ConvolutionShape shape{.in = in, .out = kStageWidths[stage], .bias = true};
         const std::string name = "conv" + std::to_string(stage + 1) + "_" + std::to_string(layer + 1);
-        stages_[stage].push_back(register_module(name, std::make_shared<ConvNorm>(*this, shape)));
+        add_block(name, register_module(name, std::make_shared<ConvNorm>(*this, shape)));
+        add_function("relu", rectify);
         in = kStageWidths[stage];
       }
+      add_function("pool", halve_sides);
     }
-    head_ = register_module("head", nn::Linear(in, classes));
+    add_function("mean", mean_over_image);
+    add_layer("head", register_module("head", nn::Linear(in, classes)));
     start_convolutions(*this);
   }
-
-  Tensor forward(Tensor images) override {
-    Tensor x = std::move(images);
-    for (const auto& stage : stages_) {
-      for (const auto& layer : stage) x = layer->forward(x).relu_();
-      // Sides are rounded up, so that 28 pixels allow five halvings too; 32 pixels are not affected.
-      x = ::torch::max_pool2d(x, /*kernel_size=*/2, /*stride=*/2, /*padding=*/0, /*dilation=*/1, /*ceil_mode=*/true);
-    }
-    return run(head_, mean_over_image(x));
-  }
-
- private:
-  std::array<std::vector<std::shared_ptr<ConvNorm>>, 5> stages_;
-  nn::Linear head_{nullptr};
 };
 
 }  // namespace
