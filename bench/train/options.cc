@@ -110,6 +110,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
                  "continue from this checkpoint; the same training, bitwise equal with SHOAL_NUMERICS=repeatable");
   app.add_option("--trace", options.trace,
                  "write a trace of one step of every rank to this file, for Perfetto or chrome://tracing");
+  app.add_option("--profile-out", options.profile_out,
+                 "do not train: measure each unit of the network for a microbatch of --batch images, on --device and with "
+                 "--threads, and write the profile that `shoal partition` reads to this file");
   CLI::App* models = app.add_subcommand("models", "List the networks");
   CLI::App* page = app.add_subcommand("report", "Write a page with pictures from result files (report --help)");
   page->set_help_flag();

@@ -154,12 +154,14 @@ std::optional<double> images_per_s_alone(const nlohmann::json& alone, const Epoc
   return found;
 }
 
-Status write_json(const nlohmann::json& object, const std::string& path) {
+Status write_text(const std::string& text, const std::string& path) {
   std::ofstream file(path);
-  file << object.dump(1) << '\n';
+  file << text;
   file.close();
   return file ? Status() : system_error("write " + path, errno);
 }
+
+Status write_json(const nlohmann::json& object, const std::string& path) { return write_text(object.dump(1) + '\n', path); }
 
 std::optional<double> median(std::vector<double> values) {
   if (values.empty()) return std::nullopt;

@@ -53,6 +53,9 @@ Result<nlohmann::json> read_results(const std::string& path);
 /// same backend if there is one. nullopt if there is none.
 std::optional<double> images_per_s_alone(const nlohmann::json& alone, const EpochResult& result);
 
+/// Writes `text` to `path`. Errors: system_error with the file's name.
+Status write_text(const std::string& text, const std::string& path);
+
 /// Writes `object` to `path`. Errors: system_error with the file's name.
 Status write_json(const nlohmann::json& object, const std::string& path);
 

@@ -12,6 +12,7 @@
 #include "bench/train/cuda.h"
 #include "bench/train/device.h"
 #include "bench/train/machine.h"
+#include "bench/train/model_profile.h"
 #include "bench/train/page.h"
 #include "bench/train/trainer.h"
 
@@ -147,6 +148,10 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     std::printf("%d ranks on %d nodes, %d images a step each, %d threads each, on %s\n", job->size(), job->control->nodes(),
                 options.batch, threads, job->device.is_cpu() ? "the processor" : "a GPU each");
     std::fflush(stdout);
+  }
+  if (!options.profile_out.empty()) {
+    const Status profiled = write_profile(*job, *model, images->train, options);
+    return profiled.ok() ? 0 : fail(profiled);
   }
 
   TrainOutcome outcome = train(*job, *model, *images, options, stop);

@@ -526,6 +526,26 @@ class TestTrain:
         if document["results"][0]["gpu_percent"] is None:
             assert re.search("NVIDIA|NVML|libnvidia", document["machine"]["gpu_utilisation"]), document["machine"]
 
+    def test_a_profile_is_partitioned(self):
+        profile = self.path("profile.json")
+        done = train("--profile-out", profile, *SMALL, ranks=2)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("wrote the costs of 19 units") == 1
+        with open(profile, encoding="utf-8") as file:
+            written = json.load(file)
+        assert (written["model"], written["microbatch"], written["threads"], written["channels"]) == ("shufflenet_v2_x0.5", 4, 1, 3)
+        assert written["torch"] == torch.__version__.split("+")[0] and written["machine"] and written["classes"] == 10
+        assert sum(unit["parameter_bytes"] for unit in written["units"]) == 4 * 352042
+        for unit in written["units"]:
+            assert unit["forward_us"] > 0 and unit["backward_us"] > 0 and unit["stash_bytes"] >= unit["output_bytes"], unit
+        command = [RUN[0], "partition", profile, "--partitions", "2", "--microbatches", "8", "--optimize", "speed", "--json"]
+        cut = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert cut["cut_units"][0] in [unit["name"] for unit in written["units"]]
+
+    def test_a_profile_that_cannot_be_made_is_refused(self):
+        self.refused("/no/such/folder", "--profile-out", "/no/such/folder/p.json", *SMALL)
+        self.refused("fp32 only", "--profile-out", self.path("p.json"), "--precision", "bf16", *SMALL)
+
     def test_unwritable_results_are_reported(self):
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)
 
