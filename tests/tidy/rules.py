@@ -29,7 +29,7 @@ SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transpo
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
 # Values without state that a client may use beside the public headers, and who may.
-CLIENT_LIBRARIES = {"src/pipeline": ("torch_plugin/", "bench/")}
+CLIENT_LIBRARIES = {"src/pipeline": ("torch_plugin/parallel/", "bench/train/")}
 CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc",  # it times the device itself, below what users see
                      "bench/gpu/fold_bandwidth.cc", "bench/gpu/all_reduce.cc", "bench/gpu/nccl.cc"}  # kernels; memory of a GPU
 

@@ -1,0 +1,78 @@
+#include "torch_plugin/parallel/runtime/agreement.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "torch_plugin/parallel/runtime/step_error.h"
+#include "torch_plugin/parallel/runtime/text_field.h"
+
+namespace shoal::parallel {
+namespace {
+
+constexpr std::array<std::string_view, 8> kOptionNames{"schedule",   "microbatches",   "chunks",  "active_microbatches",
+                                                       "batch_norm", "loss_reduction", "timeout", "stage_times"};
+
+/// What each rank sends. Trivially copyable.
+struct RankOptions {
+  std::array<std::int64_t, kOptionNames.size()> values{};
+  TextField refusal{};
+};
+
+/// Times are compared by a hash, as there may be many (FNV-1a over their numbers).
+std::int64_t hash_of(const pipeline::StageTimes& times) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  const auto add = [&](std::int64_t number) { hash = (hash ^ static_cast<std::uint64_t>(number)) * 1099511628211ULL; };
+  for (const pipeline::StageTime& time : times.stages) {
+    for (const std::int64_t number : {time.forward_ps, time.input_ps, time.weight_ps, time.reduce_ps}) add(number);
+  }
+  for (const pipeline::CutTime& time : times.cuts) {
+    for (const std::int64_t number : {time.latency_ps, time.wire_ps, time.bytes}) add(number);
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
+std::string value_text(std::size_t option, std::int64_t value) {
+  if (option == 0) return std::string(pipeline::to_string(static_cast<pipeline::ScheduleKind>(value)));
+  if (kOptionNames[option] == "active_microbatches" && value < 0) return "default";
+  if (kOptionNames[option] == "timeout") return std::to_string(value) + " ms";
+  if (kOptionNames[option] == "stage_times") return "hash " + std::to_string(value);
+  return std::to_string(value);
+}
+
+}  // namespace
+
+void agree_on_options(Communicator& communicator, const PipelineOptions& options, int chunks, const std::string& refusal) {
+  RankOptions mine;
+  mine.values = {static_cast<std::int64_t>(options.schedule),
+                 options.microbatches,
+                 chunks,
+                 options.active_microbatches.value_or(-1),
+                 static_cast<std::int64_t>(options.batch_norm),
+                 static_cast<std::int64_t>(options.loss_reduction),
+                 options.timeout.count(),
+                 hash_of(options.stage_times)};
+  mine.refusal = to_text_field(refusal);
+  std::vector<RankOptions> all(static_cast<std::size_t>(communicator.size()));
+  CallOptions call;
+  if (options.timeout.count() > 0) call.timeout = options.timeout;
+  const Status status = communicator.all_gather(&mine, all.data(), sizeof mine, DataType::uint8, call);
+  if (!status.ok()) throw StepError({.rank = communicator.rank(), .action = "comparing the options of the pipeline"}, status);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    TORCH_CHECK_VALUE(all[rank].refusal[0] == '\0', "pipeline: rank ", rank, ": ", to_string(all[rank].refusal));
+  }
+  for (std::size_t option = 0; option < kOptionNames.size(); ++option) {
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      const std::int64_t first = all[0].values[option];
+      const std::int64_t other = all[rank].values[option];
+      TORCH_CHECK_VALUE(first == other, "pipeline: the ranks differ in ", kOptionNames[option], ": ", value_text(option, first),
+                        " on rank 0, ", value_text(option, other), " on rank ", rank, "; pass the same options on all ranks");
+    }
+  }
+}
+
+}  // namespace shoal::parallel

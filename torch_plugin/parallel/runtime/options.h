@@ -1,0 +1,38 @@
+// PipelineOptions: how a pipeline runs its steps.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "src/pipeline/shape.h"
+#include "src/pipeline/stage_times.h"
+
+namespace shoal::parallel {
+
+/// Which running statistics BatchNorm keeps. It normalizes by microbatch in any case.
+enum class BatchNormStatistics : std::uint8_t {
+  microbatch,  ///< updated once for each microbatch, in their order
+  deferred,    ///< updated once for each step, as for the whole batch; not supported yet
+};
+
+/// What the loss of a microbatch is over its images; the gradients are those of the same over the whole batch.
+enum class LossReduction : std::uint8_t {
+  mean,  ///< microbatch i counts b_i / B
+  sum,   ///< each microbatch counts 1
+};
+
+/// Equal on all ranks of the pipeline.
+struct PipelineOptions {
+  /// Not zb_h1, whose split backward is simulated only, and not forward_only, which evaluate() takes by itself.
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::interleaved;
+  int microbatches = 1;                                   ///< the most of a step: a batch of fewer images has one an image
+  std::optional<int> active_microbatches = std::nullopt;  ///< with interleaved: the most that a stage holds
+  pipeline::StageTimes stage_times = {};                  ///< for the order of interleaved; empty = equal stages
+  BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;
+  LossReduction loss_reduction = LossReduction::mean;
+  /// The most that a rank waits for the header of a step, and the longest time from the header to the end of the step.
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};
+};
+
+}  // namespace shoal::parallel

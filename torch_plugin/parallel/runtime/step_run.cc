@@ -1,0 +1,182 @@
+#include "torch_plugin/parallel/runtime/step_run.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace shoal::parallel {
+namespace {
+
+using pipeline::Action;
+using pipeline::ActionOp;
+
+const char* text_of(ActionOp op) {
+  switch (op) {
+    case ActionOp::forward:
+      return "forward";
+    case ActionOp::backward:
+      return "backward";
+    case ActionOp::send_activation:
+      return "sending the activation";
+    case ActionOp::recv_activation:
+      return "receiving the activation";
+    case ActionOp::send_gradient:
+      return "sending the gradient";
+    case ActionOp::recv_gradient:
+      return "receiving the gradient";
+    default:
+      return "an action that does not run";
+  }
+}
+
+std::string shape_text(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
+
+}  // namespace
+
+StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline)
+    : communicator_(communicator),
+      task_(task),
+      messages_(communicator, task.shape, task.microbatches, task.actions, layouts, deadline),
+      place_{.rank = communicator.rank(), .action = "start of the step"} {}
+
+std::vector<at::Tensor> StepRun::run() {
+  try {
+    run_all();
+  } catch (...) {
+    const StepError error(place_, status_of_current_exception());
+    communicator_.abort(error.what());  // does nothing where an error of a call has closed it
+    throw error;
+  }
+  return std::move(results_);
+}
+
+void StepRun::run_all() {
+  messages_.start();
+  const int first = task_.shape.rank_of(0);
+  const int last = task_.shape.rank_of(task_.shape.stages() - 1);
+  const bool has_labels = task_.trains && task_.target_layout.is_tensor();
+  if (place_.rank == first) targets_ = task_.targets;
+  if (has_labels && first != last) {
+    place_.action = "moving the targets from the first to the last stage";
+    if (place_.rank == first) messages_.send_labels(task_.targets, last);
+    if (place_.rank == last) messages_.expect_labels(task_.target_layout);
+  }
+  for (const Action& action : task_.actions) {
+    set_place(action);
+    messages_.release_sent();
+    throw_unless_ok(communicator_.status());  // a failure elsewhere ends this rank before it computes on
+    run_action(action);
+  }
+  place_ = {.rank = place_.rank, .action = "waiting for the sends of the step"};
+  messages_.finish();
+}
+
+void StepRun::set_place(const Action& action) {
+  const bool is_message = is_send(action.op) || is_recv(action.op);
+  place_ = {place_.rank, action.stage, action.microbatch, text_of(action.op),
+            is_message ? task_.shape.rank_of(peer_stage(action)) : -1};
+}
+
+void StepRun::run_action(const Action& action) {
+  Held& held = this->held(action.stage, action.microbatch);
+  switch (action.op) {
+    case ActionOp::recv_activation:
+      held.input = messages_.receive(action);
+      return;
+    case ActionOp::recv_gradient:
+      held.output_gradient = messages_.receive(action);
+      return;
+    case ActionOp::forward:
+      return forward(action);
+    case ActionOp::backward:
+      return backward(action);
+    case ActionOp::send_activation:
+    case ActionOp::send_gradient:
+      return send(action);
+    default:
+      throw std::logic_error("this action does not run");
+  }
+}
+
+bool StepRun::is_here(int stage) const {
+  return stage >= 0 && stage < task_.shape.stages() && task_.shape.rank_of(stage) == place_.rank;
+}
+
+at::Tensor StepRun::input_of(const Action& action) {
+  const Microbatches& microbatches = task_.microbatches;
+  if (action.stage == 0) {
+    return task_.images.narrow(0, microbatches.begin(action.microbatch), microbatches.size(action.microbatch)).detach();
+  }
+  at::Tensor input = held(action.stage, action.microbatch).input;
+  if (is_here(action.stage - 1)) input = held(action.stage - 1, action.microbatch).output.detach();
+  if (!task_.trains) return input;
+  TORCH_CHECK_VALUE(input.is_floating_point() || input.is_complex(), "its input is ", shape_text(input),
+                    ", which can have no gradient; cut the model where a tensor of a floating type crosses");
+  return input.requires_grad_();
+}
+
+void StepRun::forward(const Action& action) {
+  Held& held = this->held(action.stage, action.microbatch);
+  held.input = input_of(action);
+  const std::int64_t images = task_.microbatches.size(action.microbatch);
+  held.output = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)]->forward(held.input);
+  TORCH_CHECK_VALUE(held.output.defined(), "the output is undefined");
+  TORCH_CHECK_VALUE(held.output.dim() >= 1 && held.output.size(0) == images, "the output is ", shape_text(held.output), " for ",
+                    images, " images; its first dimension must count them");
+  if (task_.trains) {
+    if (is_last(action.stage)) held.output = scaled_loss(held.output, action.microbatch);
+    return;
+  }
+  held.input.reset();
+  if (is_here(action.stage - 1)) held_.erase({action.stage - 1, action.microbatch});
+  if (!is_last(action.stage)) return;
+  results_.push_back(held.output);
+  held_.erase({action.stage, action.microbatch});
+}
+
+at::Tensor StepRun::scaled_loss(const at::Tensor& output, int microbatch) {
+  place_.action = "loss";
+  const bool waits = task_.target_layout.is_tensor() && !targets_.defined();
+  if (waits) targets_ = messages_.labels();
+  const Microbatches& microbatches = task_.microbatches;
+  const at::Tensor target =
+      targets_.defined() ? targets_.narrow(0, microbatches.begin(microbatch), microbatches.size(microbatch)) : targets_;
+  const at::Tensor loss = task_.loss(output, target);
+  TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1 && loss.is_floating_point(), "the loss is ",
+                    loss.defined() ? shape_text(loss) : "undefined", "; it must be one floating-point number");
+  TORCH_CHECK_VALUE(loss.requires_grad(), "the loss does not depend on a parameter of the last stage or on its input");
+  const auto value = loss.item<double>();
+  TORCH_CHECK_VALUE(std::isfinite(value), "the loss is ", value, ", which is not finite");
+  results_.push_back(loss.detach().reshape({}));
+  return task_.reduction == LossReduction::mean ? loss * microbatches.share(microbatch) : loss;
+}
+
+void StepRun::backward(const Action& action) {
+  Held& held = this->held(action.stage, action.microbatch);
+  if (is_here(action.stage + 1)) {
+    Held& next = this->held(action.stage + 1, action.microbatch);
+    held.output_gradient = std::move(next.input_gradient);
+    held_.erase({action.stage + 1, action.microbatch});
+  }
+  // A stage whose parameters are all frozen, in front of all others, has no graph.
+  if (held.output.requires_grad()) ::torch::autograd::backward({held.output}, {held.output_gradient});
+  const bool is_first = action.stage == 0;
+  if (!is_first) {
+    held.input_gradient = held.input.grad();
+    TORCH_CHECK_VALUE(held.input_gradient.defined(),
+                      "the output does not depend on the input, so the stage before has no gradient");
+  }
+  held.input.reset();
+  held.output.reset();
+  held.output_gradient.reset();
+  if (is_first) held_.erase({action.stage, action.microbatch});
+}
+
+void StepRun::send(const Action& action) {
+  Held& held = this->held(action.stage, action.microbatch);
+  const bool is_gradient = action.op == ActionOp::send_gradient;
+  messages_.send(action, is_gradient ? held.input_gradient : held.output);
+  if (is_gradient || !task_.trains) held_.erase({action.stage, action.microbatch});
+}
+
+}  // namespace shoal::parallel

@@ -1,0 +1,79 @@
+// StepRun: executes the actions of one rank for one step.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <shoal/communicator.h>
+
+#include "torch_plugin/parallel/runtime/options.h"
+#include "torch_plugin/parallel/runtime/step_error.h"
+#include "torch_plugin/parallel/runtime/step_messages.h"
+#include "torch_plugin/parallel/unit.h"
+
+namespace shoal::parallel {
+
+/// The loss of one microbatch from the last stage's output and the targets of its images (undefined where the step has none):
+/// one finite number.
+using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+/// What a step works on.
+struct StepTask {
+  bool trains = true;
+  const Microbatches& microbatches;
+  const pipeline::Shape& shape;
+  const pipeline::Actions& actions;                  ///< of this rank
+  const std::vector<std::shared_ptr<Unit>>& chunks;  ///< stage s is chunk s / ranks
+  at::Tensor images;                                 ///< on rank 0
+  at::Tensor targets;                                ///< on rank 0
+  TensorLayout target_layout;                        ///< on all ranks
+  const Loss& loss;                                  ///< used on the last stage's rank, in training
+  LossReduction reduction = LossReduction::mean;
+};
+
+/// Each received activation becomes a fresh leaf; its gradient goes back to the stage before. What a microbatch keeps is freed
+/// after its backward. Thread rule: one thread.
+class StepRun {
+ public:
+  StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline);
+
+  /// Runs the step once. Returns on the last stage's rank the unscaled loss of each microbatch, or in evaluation its output;
+  /// else nothing. An error aborts the communicator and is thrown as StepError with the place.
+  std::vector<at::Tensor> run();
+
+ private:
+  /// What a stage holds of a microbatch.
+  struct Held {
+    at::Tensor input;            // leaf
+    at::Tensor output;           // of the last stage in training: the scaled loss
+    at::Tensor output_gradient;  // arrives before the backward
+    at::Tensor input_gradient;   // leaves after it
+  };
+
+  void run_all();
+  void run_action(const pipeline::Action& action);
+  void forward(const pipeline::Action& action);
+  at::Tensor input_of(const pipeline::Action& action);
+  at::Tensor scaled_loss(const at::Tensor& output, int microbatch);
+  void backward(const pipeline::Action& action);
+  void send(const pipeline::Action& action);
+  Held& held(int stage, int microbatch) { return held_[{stage, microbatch}]; }
+  [[nodiscard]] bool is_last(int stage) const { return stage == task_.shape.stages() - 1; }
+  /// Whether `stage` exists and is on this rank.
+  [[nodiscard]] bool is_here(int stage) const;
+  void set_place(const pipeline::Action& action);
+
+  Communicator& communicator_;
+  const StepTask& task_;
+  StepMessages messages_;
+  StepPlace place_;
+  std::map<std::pair<int, int>, Held> held_;  // by stage and microbatch
+  at::Tensor targets_;                        // on the last stage's rank
+  std::vector<at::Tensor> results_;
+};
+
+}  // namespace shoal::parallel
