@@ -328,6 +328,17 @@ TEST(PipelineFailures, KilledRankEndsAllRanks) {
   }
 }
 
+TEST(PipelineFailures, RankThatLeavesEndsAllRanks) {
+  for (const int leaver : {0, 2}) {
+    run_ranks(3, [leaver](Communicator& communicator) {
+      PipelineModel model(make_stage(communicator.rank(), 3), communicator, six_microbatches());
+      if (communicator.rank() == leaver) return;
+      const auto step = [&] { model.step(make_images(6, 0), make_targets(6, 0), cross_entropy); };
+      check_throws<StepError>(step, {"rank " + std::to_string(communicator.rank()), "rank " + std::to_string(leaver)});
+    });
+  }
+}
+
 TEST(PipelineFailures, LateRankEndsAllRanksByDeadline) {
   constexpr auto kTimeout = 500ms;
   constexpr auto kLate = 1500ms;

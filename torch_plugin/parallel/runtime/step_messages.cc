@@ -24,6 +24,11 @@ int kind_of(const Action& action) {
   return action.op == ActionOp::send_activation || action.op == ActionOp::recv_activation ? kActivation : kGradient;
 }
 
+/// The values of `tensor` in one block of memory, without its graph.
+at::Tensor dense_form(const at::Tensor& tensor, at::MemoryFormat format) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous(format);  // no copy where it is so already
+}
+
 }  // namespace
 
 StepMessages::StepMessages(Communicator& communicator, const pipeline::Shape& shape, const Microbatches& microbatches,
@@ -85,7 +90,7 @@ Work StepMessages::start_receive(void* data, std::size_t bytes, int peer, int ta
 }
 
 void StepMessages::send_labels(const at::Tensor& labels, int rank) {
-  const at::Tensor dense = labels.detach().contiguous(labels.suggest_memory_format());
+  const at::Tensor dense = dense_form(labels, labels.suggest_memory_format());
   start_send(dense.data_ptr(), dense.nbytes(), dense, rank, tag_of(kLabels, 0, 0));
 }
 
@@ -151,7 +156,7 @@ void StepMessages::send(const Action& action, const at::Tensor& tensor) {
   layout.memory_format = known->second.memory_format;  // backward chooses any; a dimension of size 1 leaves it open
   TORCH_CHECK_VALUE(layout == known->second, "its output is ", layout.to_string(), ", that of an earlier microbatch ",
                     known->second.to_string(), "; all microbatches need the same");
-  const at::Tensor dense = tensor.detach().contiguous(layout.format());
+  const at::Tensor dense = dense_form(tensor, layout.format());
   start_send(dense.data_ptr(), dense.nbytes(), dense, peer, tag_of(kind_of(action), action.microbatch, cut));
   post_ahead();  // the first output says what its gradient looks like
 }
