@@ -1,12 +1,12 @@
 #include "src/communicator/request_checks.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
-#include <algorithm>
 
 #include "src/plan/call_buffers.h"
 
