@@ -54,7 +54,7 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      alarm(60);
+      alarm(180);
       int code = 1;
       try {
         at::set_num_threads(1);

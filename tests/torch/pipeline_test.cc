@@ -217,9 +217,11 @@ TEST(StepOutputs, ReduceConcatAndStack) {
 }
 
 /// Options for failures: a pipeline of 3 ranks whose deadline is far away, so that errors come from their causes.
-PipelineOptions six_microbatches() { return {.schedule = ScheduleKind::one_f_one_b, .microbatches = 6}; }
+PipelineOptions six_microbatches() {
+  return {.schedule = ScheduleKind::one_f_one_b, .microbatches = 6, .timeout = std::chrono::minutes(30)};
+}
 
-/// Every rank fails with a StepError that names `facts`, long before the deadline: run_ranks() waits for a fifth of it. Later
+/// Every rank fails with a StepError that names `facts`, long before the deadline: run_ranks() waits for a tenth of it. Later
 /// calls fail as well.
 void expect_failure(const std::function<std::shared_ptr<Unit>(int rank)>& make, const Loss& loss,
                     const std::vector<std::string>& facts) {
