@@ -350,8 +350,9 @@ TEST(PipelineFailures, LateRankEndsAllRanksByDeadline) {
       while (communicator.status().ok()) std::this_thread::sleep_for(10ms);  // until the other ranks have given up
       return input;
     };
-    PipelineModel model(hooked(1, at_call(2, is_late))(communicator.rank()), communicator, options);
+    // The deadline counts from the rank that begins its step first. None begins before all ranks have made their model.
     const auto begin = std::chrono::steady_clock::now();
+    PipelineModel model(hooked(1, at_call(2, is_late))(communicator.rank()), communicator, options);
     const auto step = [&] { model.step(make_images(6, 0), make_targets(6, 0), cross_entropy); };
     check_throws<StepError>(step, {"rank " + std::to_string(communicator.rank()), "rank 1", "timeout"});
     check(std::chrono::steady_clock::now() - begin >= options.timeout, "not before the deadline");
