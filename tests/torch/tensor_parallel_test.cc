@@ -73,7 +73,7 @@ at::Tensor own_part(const LayerSlices& slices, const std::string& name, const at
   return whole;
 }
 
-/// `difference(found, wanted)` of each parameter, its gradient where there is one, and each buffer.
+/// Throws if a parameter, its gradient where the unsplit model has one, or a buffer is off by more than `tolerance`.
 void compare(const PairsImpl& found, const PairsImpl& wanted, double tolerance) {
   const auto check = [&](const std::string& what, const at::Tensor& one, const at::Tensor& other) {
     require(one.sizes() == other.sizes(), "the shape of " + what);
