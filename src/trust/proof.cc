@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "src/base/little_endian.h"
 #include "src/trust/raw.h"
 
 namespace shoal {
@@ -45,10 +46,9 @@ Proof prove(const Key& key, std::string_view role, std::initializer_list<std::st
   crypto_auth_hmacsha256_init(&state, raw(key.bytes.data()), key.bytes.size());
   // Each part with its length in front, so that no two lists of parts give the same bytes.
   const auto add = [&state](std::string_view part) {
-    std::array<unsigned char, 8> length{};
-    for (std::size_t i = 0; i < length.size(); ++i)
-      length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(part.size()) >> (8 * i));
-    crypto_auth_hmacsha256_update(&state, length.data(), length.size());
+    std::array<std::byte, 8> length{};
+    store_little(length.data(), std::uint64_t{part.size()});
+    crypto_auth_hmacsha256_update(&state, raw(length.data()), length.size());
     crypto_auth_hmacsha256_update(&state, raw(part.data()), part.size());
   };
   add(role);
@@ -58,7 +58,9 @@ Proof prove(const Key& key, std::string_view role, std::initializer_list<std::st
   return proof;
 }
 
-bool same(const Proof& one, const Proof& other) noexcept { return sodium_memcmp(one.data(), other.data(), one.size()) == 0; }
+bool same(std::span<const std::byte> one, std::span<const std::byte> other) noexcept {
+  return one.size() == other.size() && sodium_memcmp(one.data(), other.data(), one.size()) == 0;
+}
 
 std::string to_hex(const Key& key) {
   std::array<char, 2 * sizeof(Key) + 1> text{};

@@ -15,7 +15,8 @@ struct Key {
   std::array<std::byte, 32> bytes{};
 };
 
-/// A number that is used once: an answer that covers it was made after it, so a recorded answer does not match.
+/// A number that is used once, and cannot be guessed: an answer that covers it was made after it, so a recorded answer does not
+/// match.
 using Nonce = std::array<std::byte, 16>;
 /// An HMAC-SHA256 (RFC 2104, FIPS 180-4).
 using Proof = std::array<std::byte, 32>;
@@ -34,7 +35,7 @@ Key derive_key(const Key& key, std::string_view purpose, std::string_view salt =
 Proof prove(const Key& key, std::string_view role, std::initializer_list<std::string_view> parts);
 
 /// Compares in a time that does not depend on where they differ.
-bool same(const Proof& one, const Proof& other) noexcept;
+bool same(std::span<const std::byte> one, std::span<const std::byte> other) noexcept;
 
 /// The bytes of a record, nonce or proof in the form that prove() takes.
 template <std::size_t N>

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "src/base/little_endian.h"
 #include "src/trust/raw.h"
 
 namespace shoal {
@@ -17,13 +18,9 @@ static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == RecordCipher::kTagByte
 constexpr std::size_t kNonceBytes = crypto_aead_aes256gcm_NPUBBYTES;
 static_assert(kNonceBytes == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
 
-void store(std::byte* at, std::uint64_t value, std::size_t bytes) noexcept {
-  for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
-}
-
 std::array<std::byte, kNonceBytes> nonce_of(std::uint64_t record) noexcept {
   std::array<std::byte, kNonceBytes> nonce{};
-  store(nonce.data(), record, sizeof record);
+  store_little(nonce.data(), record);
   return nonce;
 }
 
@@ -52,7 +49,7 @@ void RecordCipher::sent(std::size_t bytes) noexcept {
 
 void RecordCipher::seal(std::span<const std::byte> text) noexcept {
   std::byte* at = out_.data();
-  store(at, text.size(), kLengthBytes);
+  store_little(at, static_cast<std::uint32_t>(text.size()));
   const auto nonce = nonce_of(sealed_++);
   const auto encrypt = keys_.aes ? crypto_aead_aes256gcm_encrypt : crypto_aead_chacha20poly1305_ietf_encrypt;
   encrypt(raw(at + kLengthBytes), nullptr, raw(text.data()), text.size(), raw(at), kLengthBytes, nullptr, raw(nonce.data()),
@@ -63,8 +60,7 @@ void RecordCipher::seal(std::span<const std::byte> text) noexcept {
 
 std::size_t RecordCipher::waiting_bytes() const noexcept {
   if (in_bytes_ < kLengthBytes) return 0;
-  std::size_t length = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) length |= std::to_integer<std::size_t>(in_[in_begin_ + i]) << (8 * i);
+  const std::size_t length = load_little<std::uint32_t>(in_.data() + in_begin_);
   if (length == 0 || length > most_bytes_) return most_bytes_ + 1;
   return in_bytes_ >= length + kOverheadBytes ? length : 0;
 }

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
+
+#include "transports/common/checksum.h"
 
 namespace shoal::rails {
 namespace {
 
 constexpr std::uint32_t kRecordMagic = 0x52494641;  // "AFIR" in the order of the bytes
-constexpr std::size_t kPreludeBytes = 8;            // record: magic and checksum; packet: its proof
+constexpr std::size_t kPacketProofBytes = 8;
 constexpr std::size_t kProvenBytes = kRecordBytes - sizeof(Proof);
 constexpr std::size_t kCacheLine = 64;
 
@@ -21,12 +22,8 @@ class FieldWriter {
   explicit FieldWriter(std::byte* at) : at_(at) {}
   template <typename T>
   void operator()(const T& value) {
-    if constexpr (std::is_same_v<T, Nonce>) {
-      std::memcpy(at_, value.data(), value.size());
-      at_ += value.size();
-    } else {
-      for (std::size_t i = 0; i < sizeof(T); ++i) *at_++ = static_cast<std::byte>(static_cast<std::uint64_t>(value) >> (8 * i));
-    }
+    store_little(at_, value);
+    at_ += sizeof(T);
   }
 
  private:
@@ -38,15 +35,10 @@ class FieldReader {
   explicit FieldReader(const std::byte* at) : at_(at) {}
   template <typename T>
   void operator()(T& value) {
-    if constexpr (std::is_same_v<T, Nonce>) {
-      std::memcpy(value.data(), at_, value.size());
-      at_ += value.size();
-    } else {
-      std::uint64_t bits = 0;
-      for (std::size_t i = 0; i < sizeof(T); ++i) bits |= static_cast<std::uint64_t>(*at_++) << (8 * i);
-      value = static_cast<T>(bits);
-    }
+    value = load_little<T>(at_);
+    at_ += sizeof(T);
   }
+  void operator()(bool& value) { value = *at_++ != std::byte{0}; }
 
  private:
   const std::byte* at_;
@@ -61,10 +53,10 @@ void each_packet_field(P& packet, Fields&& field) {
   for (auto& count : packet.arrivals) field(count);
   field(packet.sent_us), field(packet.has_checksum), field(packet.checksum);
 }
-constexpr std::size_t kLinkAt = kPreludeBytes + 1;
+constexpr std::size_t kLinkAt = kPacketProofBytes + 1;
 constexpr std::size_t kTokenAt = kLinkAt + 2;
 constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader) + kMaxRails * 4 + 4 + 1 + 4;
-static_assert(kPreludeBytes + kPacketFields <= kPacketBytes);
+static_assert(kPacketProofBytes + kPacketFields <= kPacketBytes);
 
 template <typename R, typename Fields>
 void each_record_field(R& record, Fields&& field) {
@@ -77,30 +69,13 @@ void each_record_field(R& record, Fields&& field) {
 constexpr std::size_t kRecordFields = 2 + 2 + 3 * 4 + 8 + 5 * 4 + 2 + 2 + 2 * 8 + 2 * 16 + kMaxRails * 16;
 static_assert(kPreludeBytes + kRecordFields <= kProvenBytes);
 
-// Folds whole 8-byte words: a change in any of them changes the result.
-std::uint64_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
-  std::uint64_t sum = 0x9e3779b97f4a7c15;
-  for (std::size_t i = 0; i < count; i += 8) {
-    std::uint64_t word = 0;
-    FieldReader{bytes + i}(word);
-    sum = (sum ^ word) * 0xff51afd7ed558ccd;
-    sum ^= sum >> 29;
-  }
-  return sum;
-}
-
 // A checksum that only the two ends can compute: 62 ns, instead of 33 ns for one without a key.
 static_assert(crypto_shorthash_BYTES == sizeof(std::uint64_t) && crypto_shorthash_KEYBYTES == sizeof(PacketKey::secret));
 std::uint64_t proof_of_packet(const std::byte* at, const PacketKey& key) noexcept {
   std::array<unsigned char, crypto_shorthash_BYTES> proof{};
   const auto raw = [](const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); };
-  crypto_shorthash(proof.data(), raw(at + kPreludeBytes), kPacketBytes - kPreludeBytes, raw(key.secret.data()));
+  crypto_shorthash(proof.data(), raw(at + kPacketProofBytes), kPacketBytes - kPacketProofBytes, raw(key.secret.data()));
   return std::bit_cast<std::uint64_t>(proof);
-}
-
-std::uint32_t sum_of_record(const std::byte* at) noexcept {
-  const std::uint64_t sum = sum_of(at + kPreludeBytes, kProvenBytes - kPreludeBytes);
-  return static_cast<std::uint32_t>(sum ^ (sum >> 32));
 }
 
 Proof proof_of(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
@@ -111,8 +86,8 @@ Proof proof_of(std::span<const std::byte, kRecordBytes> bytes, const Key& key) n
 
 void encode(const Packet& packet, const PacketKey& key, std::span<std::byte, kPacketBytes> bytes) noexcept {
   std::byte* at = bytes.data();
-  std::memset(at + kPreludeBytes + kPacketFields, 0, kPacketBytes - kPreludeBytes - kPacketFields);
-  each_packet_field(packet, FieldWriter(at + kPreludeBytes));
+  std::memset(at + kPacketProofBytes + kPacketFields, 0, kPacketBytes - kPacketProofBytes - kPacketFields);
+  each_packet_field(packet, FieldWriter(at + kPacketProofBytes));
   const std::uint64_t proof = proof_of_packet(at, key);
   std::memcpy(at, &proof, sizeof proof);
 }
@@ -123,7 +98,7 @@ std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> byt
   std::memcpy(&claimed, bytes.data(), sizeof claimed);
   if (claimed != proof_of_packet(bytes.data(), key)) return {};
   Packet packet;
-  each_packet_field(packet, FieldReader(bytes.data() + kPreludeBytes));
+  each_packet_field(packet, FieldReader(bytes.data() + kPacketProofBytes));
   if (packet.kind < PacketKind::data || packet.kind > PacketKind::retransmit) return {};
   if (packet.pieces < 1 || packet.pieces > kMaxPieces || packet.piece >= packet.pieces) return {};
   if (packet.tile.size_bytes > max_tile_bytes) return {};
@@ -144,15 +119,11 @@ std::optional<Packet> repair_packet(std::span<const std::byte, kPacketBytes> byt
 }
 
 std::uint16_t link_in(std::span<const std::byte, kPacketBytes> bytes) noexcept {
-  std::uint16_t link = 0;
-  FieldReader{bytes.data() + kLinkAt}(link);
-  return link;
+  return load_little<std::uint16_t>(bytes.data() + kLinkAt);
 }
 
 std::uint64_t token_in(std::span<const std::byte, kPacketBytes> bytes) noexcept {
-  std::uint64_t token = 0;
-  FieldReader{bytes.data() + kTokenAt}(token);
-  return token;
+  return load_little<std::uint64_t>(bytes.data() + kTokenAt);
 }
 
 Extent piece_extent(std::size_t tile_bytes, std::uint32_t pieces, std::uint32_t piece) noexcept {
@@ -174,21 +145,13 @@ Immediate to_immediate(std::uint32_t data) noexcept {
 RecordBytes encode(const Record& record, const Key& key) noexcept {
   RecordBytes bytes{};
   each_record_field(record, FieldWriter(bytes.data() + kPreludeBytes));
-  FieldWriter write(bytes.data());
-  write(kRecordMagic);
-  write(sum_of_record(bytes.data()));
-  const Proof proof = proof_of(bytes, key);
-  std::memcpy(bytes.data() + kProvenBytes, proof.data(), proof.size());
+  write_prelude(bytes.data(), kProvenBytes, kRecordMagic);
+  store_little(bytes.data() + kProvenBytes, proof_of(bytes, key));
   return bytes;
 }
 
 std::optional<Record> decode_record(std::span<const std::byte, kRecordBytes> bytes) noexcept {
-  std::uint32_t magic = 0;
-  std::uint32_t sum = 0;
-  FieldReader read(bytes.data());
-  read(magic);
-  read(sum);
-  if (magic != kRecordMagic || sum != sum_of_record(bytes.data())) return {};
+  if (!has_prelude(bytes.data(), kProvenBytes, kRecordMagic)) return {};
   Record record;
   each_record_field(record, FieldReader(bytes.data() + kPreludeBytes));
   if (record.kind != RecordKind::hello && record.kind != RecordKind::answer) return {};
@@ -196,22 +159,17 @@ std::optional<Record> decode_record(std::span<const std::byte, kRecordBytes> byt
 }
 
 bool is_proven(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
-  Proof claimed;
-  std::memcpy(claimed.data(), bytes.data() + kProvenBytes, claimed.size());
-  return same(claimed, proof_of(bytes, key));
+  return same(bytes.subspan<kProvenBytes>(), proof_of(bytes, key));
 }
 
 bool looks_like_record(std::span<const std::byte> message) noexcept {
-  if (message.size() != kRecordBytes) return false;
-  std::uint32_t magic = 0;
-  FieldReader{message.data()}(magic);
-  return magic == kRecordMagic;
+  return message.size() == kRecordBytes && load_little<std::uint32_t>(message.data()) == kRecordMagic;
 }
 
 PacketKey make_packet_key(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept {
   const Proof proof = prove(key, "rails packets", {as_text(sender), as_text(receiver)});
   PacketKey made;
-  FieldReader{proof.data()}(made.token);
+  made.token = load_little<std::uint64_t>(proof.data());
   std::memcpy(made.secret.data(), proof.data() + sizeof made.token, made.secret.size());
   return made;
 }
