@@ -11,11 +11,11 @@
 #include <shoal/limits.h>
 
 #include "src/base/deadline.h"
+#include "src/base/descriptor_limit.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/connect_job.h"
 #include "src/join/job_key.h"
 #include "src/join/launch.h"
-#include "src/join/socket.h"
 #include "src/join/startup_watch.h"
 #include "src/runtime/call_group.h"
 #include "src/settings/settings.h"

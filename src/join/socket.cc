@@ -8,7 +8,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,11 +16,11 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "src/base/descriptor_limit.h"
 #include "src/base/interfaces.h"
 #include "src/base/tcp_options.h"
 #include "src/join/startup_watch.h"
@@ -188,29 +187,6 @@ std::string own_address() {
     best = text;
   }
   return best;
-}
-
-void raise_descriptor_limit() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-    limit.rlim_cur = limit.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // if this is refused, calls that need more descriptors report it
-  });
-}
-
-Status descriptor_error(std::string_view what, int error) {
-  Status status = system_error(what, error);
-  if (error != EMFILE && error != ENFILE) return status;
-  rlimit limit{};
-  (void)::getrlimit(RLIMIT_NOFILE, &limit);
-  return {status.code(), fmt::format("{}; this process may have {} open files; raise the limit (ulimit -n)", status.message(),
-                                     limit.rlim_cur)};
-}
-
-bool is_short_of_descriptors(int error) noexcept {
-  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
 Result<int> free_port(const std::string& host) {

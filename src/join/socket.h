@@ -27,15 +27,6 @@ std::string own_address();
 /// A TCP port of `host` on which no process listens now.
 Result<int> free_port(const std::string& host);
 
-/// Raises this process's soft limit of open files to its hard limit, the first time that it is called. A rank has a few
-/// descriptors for each peer, and many systems start processes with a soft limit of 1,024.
-void raise_descriptor_limit();
-
-/// As system_error(); if descriptors have run out, the message names the limit and what to do.
-Status descriptor_error(std::string_view what, int error);
-/// Whether `error` means that descriptors, or memory for them, have run out; this may be temporary.
-bool is_short_of_descriptors(int error) noexcept;
-
 /// The port that `socket` listens on.
 Result<int> port_of(const Descriptor& socket);
 

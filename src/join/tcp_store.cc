@@ -31,14 +31,14 @@
 #include "src/join/startup_exchange.h"
 #include "src/join/store_client.h"
 #include "src/join/store_session.h"
-#include "src/trust/refusals.h"
+#include "src/trust/admission.h"
 
 namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxUnauthenticated = 256;  // unauthenticated connections; beyond it a new one displaces an old one
+constexpr std::size_t kMaxUnauthenticated = 256;  // connections at a time; beyond it a new one displaces an old one
 constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxUnauthenticated;
 constexpr int kMaxReadsInARow = 16;  // so that one client does not delay the other ones
 constexpr auto kUnauthenticatedTimeLimit = std::chrono::seconds(10);
@@ -79,17 +79,18 @@ class Server {
     StoreSession session;
     Clock::time_point since = Clock::now();
     std::string_view lost;  // why the connection has become unusable; empty before
+    [[nodiscard]] bool greeted() const { return !session.silent(); }
   };
 
   void serve() {
     std::vector<pollfd> descriptors;
     while (!over_) {
-      const bool paused = Clock::now() < accept_again_;
+      const bool paused = Clock::now() < admission_.accept_again();
       descriptors.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0}});
-      for (const Client& client : clients_) {
+      for_each_client([&](const Client& client) {
         const bool talks = !client.session.unsent.empty();
         descriptors.push_back({client.socket.get(), static_cast<short>(talks ? POLLIN | POLLOUT : POLLIN), 0});
-      }
+      });
       const auto timeout = paused ? kPause : std::chrono::milliseconds(1000);
       if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
         if (errno != EINTR) std::this_thread::sleep_for(kPause);  // e.g. no memory: without this thread no rank can start
@@ -97,78 +98,65 @@ class Server {
       }
       const std::lock_guard<std::mutex> lock(table_mutex_);
       std::size_t i = 2;
-      for (Client& client : clients_) {
+      for_each_client([&](Client& client) {
         if (descriptors[i++].revents != 0) receive(client);
-      }
-      for (Client& client : clients_) send_unsent(client);
+      });
+      for_each_client(send_unsent);
       drop_useless();
       if ((descriptors[1].revents & POLLIN) != 0) accept_clients();
     }
   }
 
+  template <typename Each>
+  void for_each_client(Each each) {
+    for (Client& client : admission_.unproven) each(client);
+    for (Client& client : clients_) each(client);
+  }
+
+  // Moves the clients that have proven the key to the other ones.
   void drop_useless() {
     const auto now = Clock::now();
     bool died = false;
-    clients_.remove_if([now, &died](Client& client) {
+    const auto is_useless = [this, now, &died](Client& client) {
       const StoreSession& session = client.session;
       if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kUnauthenticatedTimeLimit)
         client.lost = "it did not complete the handshake in time";
       if (client.lost.empty() && !(session.over() && session.unsent.empty())) return false;
       if (!session.refused().empty())
-        count_refusal("store", session.refused());
+        admission_.refuse(session.refused());
       else if (!session.trusted() && !session.over())
-        count_refusal("store", client.lost);
+        admission_.refuse(client.lost);
       died |= client.session.lost();
       return true;
-    });
+    };
+    admission_.unproven.remove_if(is_useless);
+    clients_.remove_if(is_useless);
+    for (auto next = admission_.unproven.begin(); next != admission_.unproven.end();) {
+      const auto client = next++;
+      if (client->session.trusted()) clients_.splice(clients_.end(), admission_.unproven, client);
+    }
     if (died) look_again();
   }
 
   void look_again() {
-    for (Client& client : clients_) client.session.look_again();
+    for_each_client([](Client& client) { client.session.look_again(); });
   }
 
   void accept_clients() {
-    auto strangers = static_cast<std::size_t>(
-        std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
     // A limited number at a time, so that clients of the job and new connections are served in between.
     for (std::size_t i = 0; i < kMaxUnauthenticated / 4; ++i) {
-      Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.get() < 0) {
-        if (!is_short_of_descriptors(errno)) return;
-        // The connection stays in the backlog, so poll would report it again at once.
-        if (!spare_.valid()) accept_again_ = Clock::now() + kPause;
-        spare_.reset();
-        return;
-      }
-      if (clients_.size() >= kMaxConnections) {
-        count_refusal("store", "too many connections at a time");
+      Descriptor socket = admission_.accept(listener_.get());
+      if (!socket.valid()) break;
+      if (admission_.unproven.size() + clients_.size() >= kMaxConnections) {
+        admission_.refuse("there were too many connections at a time");
         continue;
       }
-      if (strangers >= kMaxUnauthenticated)
-        drop_stranger();
-      else
-        ++strangers;
       tcp::tune_handshake(socket.get(), silence_limit_);
-      clients_.emplace_back(std::move(socket), table_);
+      admission_.add({std::move(socket), table_});
     }
-  }
-
-  // Drops the oldest connection of the more numerous kind: those that have sent nothing, or those that have sent a hello, which
-  // proves nothing yet. So neither kind can displace the other one, and a new connection is younger than half of them and is
-  // served before its turn to be dropped.
-  void drop_stranger() {
-    auto silent = clients_.end();
-    auto greeted = clients_.end();
-    std::ptrdiff_t more_silent = 0;
-    for (auto client = clients_.begin(); client != clients_.end(); ++client) {
-      if (client->session.trusted()) continue;
-      auto& oldest = client->session.silent() ? silent : greeted;
-      if (oldest == clients_.end()) oldest = client;
-      more_silent += client->session.silent() ? 1 : -1;
-    }
-    clients_.erase(more_silent > 0 ? silent : greeted);
-    count_refusal("store", "too many connections at a time");
+    if (admission_.shortage() == 0) return;
+    if (!spare_.valid()) admission_.pause();
+    spare_.reset();
   }
 
   void receive(Client& client) {
@@ -207,9 +195,9 @@ class Server {
   Descriptor spare_;  // freed for the first connection without a descriptor: it may be this process's own, which waits for it
   std::chrono::milliseconds silence_limit_ = silence_limit();
   std::atomic<bool> over_ = false;
-  std::list<Client> clients_;  // oldest first
-  Clock::time_point accept_again_{};
-  std::thread thread_;  // last, because the thread uses all other members
+  Admission<Client> admission_{"store", kMaxUnauthenticated};
+  std::list<Client> clients_;  // those that have proven the key
+  std::thread thread_;         // last, because the thread uses all other members
 };
 
 class TcpStore final : public Store {

@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -12,8 +10,10 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/descriptor_limit.h"
 #include "src/base/hash.h"
-#include "src/trust/refusals.h"
+#include "src/trust/admission.h"
+#include "src/trust/proof.h"
 #include "transports/shm/message.h"
 
 namespace shoal::shm {
@@ -22,11 +22,17 @@ namespace {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Limit of connections that have not sent a hello. More at once cannot all be ranks of this job: the oldest is dropped.
+/// Limit of connections that have not sent a hello. More at once cannot all be ranks of this job.
 constexpr std::size_t kMaxUnknown = 64;
+
+/// A connection that has not sent a hello. The hello proves the job's secret, so there is no greeting before it.
+struct Unknown {
+  Descriptor socket;
+  [[nodiscard]] static bool greeted() noexcept { return false; }
+};
+
 constexpr const char* kOtherUser =
     "; the ranks of one host share memory only as one user: run all as the same user, or set SHOAL_TRANSPORTS=tcp on all ranks";
-constexpr auto kDescriptorPause = std::chrono::milliseconds(50);  // before accept is tried again after it failed
 
 /// The start of address(), of fixed size; the name of the socket follows.
 struct AddressHead {
@@ -92,12 +98,9 @@ bool take_member(Received& received, Member& member) {
 /// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; each rank passes out
 /// three.
 Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
-  rlimit limit{};
-  (void)::getrlimit(RLIMIT_NOFILE, &limit);
-  return {StatusCode::system_error, "shm: " + what + ": " + std::strerror(EMFILE) + "; this process may have " +
-                                        std::to_string(limit.rlim_cur) + " open files, and the " + std::to_string(ranks) +
-                                        " ranks of this host need " + std::to_string(3 * ranks + 1) +
-                                        " in addition; raise the limit (ulimit -n)"};
+  return descriptor_error(
+      "shm: " + what, EMFILE,
+      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(3 * ranks + 1) + " in addition");
 }
 
 /// Polls one descriptor for input, at most until the deadline.
@@ -136,7 +139,7 @@ class Leader {
   }
   /// The connections of all ranks, and of peers without a hello.
   std::vector<Descriptor> take_sockets() {
-    std::ranges::move(unknown_, std::back_inserter(sockets_));
+    for (Unknown& unknown : unknown_.unproven) sockets_.push_back(std::move(unknown.socket));
     return std::move(sockets_);
   }
 
@@ -159,13 +162,13 @@ class Leader {
   Status gather() {
     std::vector<pollfd> items;
     while (!missing().empty()) {
-      const bool paused = std::chrono::steady_clock::now() < accept_again_;
+      const bool paused = std::chrono::steady_clock::now() < unknown_.accept_again();
       items.assign(1, {listener_, static_cast<short>(paused ? 0 : POLLIN), 0});
-      for (const Descriptor& socket : unknown_) items.push_back({socket.get(), POLLIN, 0});
+      for (const Unknown& unknown : unknown_.unproven) items.push_back({unknown.socket.get(), POLLIN, 0});
       for (std::size_t i = 1; i < sockets_.size(); ++i) {
         if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
       }
-      const Deadline until = paused ? std::min(time_limit_.next(), accept_again_) : time_limit_.next();
+      const Deadline until = paused ? std::min(time_limit_.next(), unknown_.accept_again()) : time_limit_.next();
       const int count = ::poll(items.data(), items.size(), poll_timeout_ms(until));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
@@ -186,78 +189,47 @@ class Leader {
     std::string text =
         "shm: " + list_ranks(missing()) + " did not connect to rank " + std::to_string(ranks_[0]) + " by the deadline";
     if (other_users_ > 0) text += kOtherUser;
-    if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " unauthenticated connections were dropped)";
-    return {StatusCode::timeout, text + note_};
+    return {StatusCode::timeout, text + unknown_.to_text()};
   }
 
   /// All ranks have joined: drops and counts all other connections, also those that wait to be accepted.
   void refuse_rest() {
     for (std::size_t i = 0; i < kMaxUnknown; ++i) {
-      const Descriptor waiting(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!waiting.valid()) break;
-      count_stranger("all ranks had joined");
+      if (!unknown_.accept(listener_).valid()) break;
+      unknown_.refuse("all ranks had joined");
     }
-    for (std::size_t i = 0; i < unknown_.size(); ++i) count_stranger("all ranks had joined");
-    unknown_.clear();
-  }
-
-  void count_stranger(std::string_view why) {
-    ++strangers_;
-    count_refusal("shm", why);
-  }
-
-  /// Compares in constant time.
-  [[nodiscard]] bool is_secret(const std::array<std::byte, 16>& said) const noexcept {
-    std::byte difference{0};
-    for (std::size_t i = 0; i < said.size(); ++i) difference |= said[i] ^ secret_[i];
-    return difference == std::byte{0};
+    for (; !unknown_.unproven.empty(); unknown_.unproven.pop_front()) unknown_.refuse("all ranks had joined");
   }
 
   Status accept_one() {
-    Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) {
-      // Either the connection was closed meanwhile, or it stays in the queue, and poll would report it again and again.
-      const int error = errno;
-      if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM) return {};
-      // A process at its own limit that has no connection to drop cannot make room.
-      if (error == EMFILE && unknown_.empty() && has_no_descriptors_left(listener_))
+    Descriptor socket = unknown_.accept(listener_);
+    if (unknown_.shortage() != 0) {
+      if (unknown_.is_stuck(listener_))
         return no_room_for_descriptors("accept a connection of " + list_ranks(missing()), ranks_.size());
-      note_ = "; " + system_error("accept", error).message() + "; raise the limit of open files (ulimit -n)";
-      accept_again_ = std::chrono::steady_clock::now() + kDescriptorPause;
-      drop_oldest();
-      return {};
-    }
-    if (!same_user(socket.get())) {
+      unknown_.pause();
+      unknown_.drop_one();
+    } else if (socket.valid() && !same_user(socket.get())) {
       ++other_users_;
-      count_stranger("it belongs to another user");
-      return {};
+      unknown_.refuse("it belongs to another user");
+    } else if (socket.valid()) {
+      unknown_.add({std::move(socket)});
     }
-    if (unknown_.size() == kMaxUnknown) drop_oldest();
-    unknown_.push_back(std::move(socket));
     return {};
-  }
-
-  void drop_oldest() {
-    if (unknown_.empty()) return;
-    unknown_.erase(unknown_.begin());
-    count_stranger("there were too many connections at a time");
   }
 
   /// Reads hellos. A connection that is not authenticated is dropped; only a rank of this job with other settings is an
   /// error.
   Status read_unknown() {
-    for (std::size_t i = 0; i < unknown_.size();) {
-      Received received = receive_message(unknown_[i].get());
-      if (received.outcome == ReceiveOutcome::nothing) {
-        ++i;
-        continue;
-      }
-      Descriptor socket = std::move(unknown_[i]);
-      unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (auto next = unknown_.unproven.begin(); next != unknown_.unproven.end();) {
+      const auto unknown = next++;
+      Received received = receive_message(unknown->socket.get());
+      if (received.outcome == ReceiveOutcome::nothing) continue;
+      Descriptor socket = std::move(unknown->socket);
+      unknown_.unproven.erase(unknown);
       const Message& hello = received.message;
       const bool whole = received.outcome == ReceiveOutcome::message || received.outcome == ReceiveOutcome::no_room;
-      if (!whole || hello.kind != MessageKind::hello || !is_secret(hello.secret) || hello.job_id != settings_.job_id) {
-        count_stranger("it does not know this job's secret");
+      if (!whole || hello.kind != MessageKind::hello || !same(hello.secret, secret_) || hello.job_id != settings_.job_id) {
+        unknown_.refuse("it does not know this job's secret");
         continue;
       }
       if (received.outcome == ReceiveOutcome::no_room)
@@ -265,7 +237,7 @@ class Leader {
       const std::size_t position = position_of(ranks_, hello.rank);
       if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
           !take_member(received, group_.members[position])) {
-        count_stranger("it claims to be a rank that is not expected");
+        unknown_.refuse("it claims to be a rank that is not expected");
         continue;
       }
       sockets_[position] = std::move(socket);
@@ -383,11 +355,8 @@ class Leader {
   ConnectDeadline time_limit_;
   std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
   std::vector<bool> ready_;
-  std::vector<Descriptor> unknown_;
-  Deadline accept_again_;
-  int strangers_ = 0;
-  int other_users_ = 0;  ///< of these
-  std::string note_;     ///< another obstacle, for the message
+  Admission<Unknown> unknown_{"shm", kMaxUnknown};
+  int other_users_ = 0;  ///< of the refused connections
   Group group_;
 };
 
@@ -428,9 +397,7 @@ Result<Listener> Listener::create(int rank, std::uint64_t job_id) {
   Listener listener;
   listener.rank_ = rank;
   listener.job_id_ = job_id;
-  if (::getrandom(listener.secret_.data(), listener.secret_.size(), 0) != static_cast<ssize_t>(listener.secret_.size())) {
-    return system_error("shm: getrandom", errno);
-  }
+  listener.secret_ = random_nonce();
   listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.socket_.valid()) return system_error("shm: socket", errno);
   sockaddr_un address{};

@@ -1,6 +1,7 @@
 #include "transports/tcp/control_channel.h"
 
 #include <algorithm>
+#include <cerrno>
 
 namespace shoal::tcp {
 

@@ -18,6 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxNamedRanks = 8;
+constexpr std::size_t kMaxUnauthenticated = 64;  // connections at a time, beyond the expected ones
 
 bool send_record(int socket, const HelloRecord& record) noexcept {
   ssize_t n = 0;
@@ -36,7 +37,8 @@ Rendezvous::Rendezvous(const Identity& self, const Key& key, std::vector<Descrip
       rails_(std::move(rails)),
       lost_after_(lost_after),
       listeners_(std::move(listeners)),
-      start_(Clock::now()) {
+      start_(Clock::now()),
+      inbounds_("tcp", kMaxUnauthenticated) {
   const std::size_t sockets = self.sockets + std::size_t{1};
   for (PeerAddress& where : peers) {
     Peer& peer = peers_.emplace_back();
@@ -48,7 +50,7 @@ Rendezvous::Rendezvous(const Identity& self, const Key& key, std::vector<Descrip
     peer.missing = sockets;
     missing_ += peer.missing;
     if (accepts_from(peer)) {
-      inbound_limit_ += peer.missing;
+      inbounds_.raise_limit(peer.missing);
       continue;
     }
     for (std::size_t index = 0; index < sockets; ++index) {
@@ -76,7 +78,7 @@ Result<std::vector<PeerSockets>> Rendezvous::connect_all(ConnectDeadline time_li
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return system_error("tcp: epoll_create1", errno);
   for (const Descriptor& listener : listeners_) watch(listener, EPOLLIN);
-  for (const Inbound& inbound : inbounds_) watch(inbound.socket, EPOLLIN);
+  for (const Inbound& inbound : inbounds_.unproven) watch(inbound.socket, EPOLLIN);
   std::vector<PeerSockets> connected;
   for (Peer& peer : peers_) {
     connected.push_back(std::move(peer.sockets));
@@ -109,7 +111,7 @@ void Rendezvous::forget(int rank) {
   if (at == peers_.size()) return;
   peers_[at].ended = true;
   std::erase_if(outbounds_, [&](const Outbound& outbound) { return outbound.peer == at; });
-  std::erase_if(inbounds_, [&](const Inbound& inbound) { return inbound.confirming && inbound.peer == at; });
+  std::erase_if(inbounds_.unproven, [&](const Inbound& inbound) { return inbound.greeted() && inbound.peer == at; });
 }
 
 void Rendezvous::step(ReconnectHandler& links) {
@@ -138,7 +140,7 @@ void Rendezvous::step(ReconnectHandler& links) {
 void Rendezvous::leave_to_parent() noexcept {
   epoll_.reset();
   listeners_.clear();
-  inbounds_.clear();
+  inbounds_.unproven.clear();
   outbounds_.clear();
 }
 
@@ -175,13 +177,13 @@ void Rendezvous::wait(bool block, Clock::time_point until) {
   polled_.clear();
   bool listening = false;
   const auto now = Clock::now();
-  if (now >= listen_after_) {
+  if (now >= inbounds_.accept_again()) {
     listening = true;
     for (const Descriptor& listener : listeners_) polled_.push_back({listener.get(), POLLIN, 0});
   } else {
-    until = std::min(until, listen_after_);
+    until = std::min(until, inbounds_.accept_again());
   }
-  for (const Inbound& inbound : inbounds_) {
+  for (const Inbound& inbound : inbounds_.unproven) {
     polled_.push_back({inbound.socket.get(), POLLIN, 0});
     until = std::min(until, inbound.until);
   }
@@ -298,12 +300,7 @@ Status Rendezvous::timed_out() const {
     }
   }
   if (late_ranks > named) text += fmt::format("; and {} more ranks", late_ranks - named);
-  if (!note_.empty()) text += fmt::format("; {}", note_);
-  if (unauthenticated_ > 0) {
-    text += fmt::format("; dropped {} connection{} of unauthenticated peers, the last because {}", unauthenticated_,
-                        unauthenticated_ == 1 ? "" : "s", last_refusal_);
-  }
-  return {StatusCode::timeout, text};
+  return {StatusCode::timeout, text + inbounds_.to_text()};
 }
 
 }  // namespace shoal::tcp

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +19,7 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
+#include "src/trust/admission.h"
 #include "transports/common/connect_deadline.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/connection.h"
@@ -63,10 +63,11 @@ struct Inbound {
   Descriptor socket;
   TimePoint until;
   RecordReader reader;
-  bool confirming = false;
   std::string records;   // of its handshake; empty before a valid greeting
   std::size_t peer = 0;  // valid after the greeting
   std::size_t index = 0;
+
+  [[nodiscard]] bool greeted() const noexcept { return !records.empty(); }
 };
 
 inline constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
@@ -133,7 +134,7 @@ class Rendezvous {
   /// Readable where step() has something to do.
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
   /// step() will have something to do: call it a few dozen times a second.
-  [[nodiscard]] bool busy() const noexcept { return !outbounds_.empty() || !inbounds_.empty() || paused_; }
+  [[nodiscard]] bool busy() const noexcept { return !outbounds_.empty() || !inbounds_.unproven.empty() || paused_; }
   void step(ReconnectHandler& links);
   /// In a child of fork(): closes its copies of the sockets.
   void leave_to_parent() noexcept;
@@ -156,8 +157,6 @@ class Rendezvous {
   void accept_from(int listener);
   void pause_listening();
   void resume_listening();
-  void drop_inbound();
-  void count_unauthenticated(std::string_view why);
   void serve_inbounds();
   bool serve(Inbound& inbound, Clock::time_point now);
   bool greet(Inbound& inbound, const std::optional<Hello>& theirs);
@@ -205,17 +204,12 @@ class Rendezvous {
   ReconnectHandler* links_ = nullptr;                     // set during step()
   std::vector<std::pair<int, std::string>> unreachable_;  // ranks, and why
   std::vector<Peer> peers_;
-  std::list<Inbound> inbounds_;
+  Admission<Inbound> inbounds_;
   std::vector<Outbound> outbounds_;
   std::vector<pollfd> polled_;
   std::size_t missing_ = 0;
-  std::size_t inbound_limit_ = 0;
-  Clock::time_point listen_after_;
-  bool paused_ = false;  // until listen_after_, wait_fd() does not report the listeners
+  bool paused_ = false;  // until inbounds_.accept_again(), wait_fd() does not report the listeners
   bool may_accept_ = false;
-  std::size_t unauthenticated_ = 0;
-  std::string last_refusal_;
-  std::string note_;
   Status failure_;
 };
 

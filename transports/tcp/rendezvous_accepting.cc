@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
+#include <list>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "src/trust/refusals.h"
 #include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {
@@ -17,10 +17,7 @@ using std::chrono::milliseconds;
 // An unauthenticated connection takes a descriptor for at most this long.
 constexpr milliseconds kGreetTimeout{2000};
 constexpr milliseconds kConfirmTimeout{5000};
-// Beyond the expected connections, this many are served at a time; a further one replaces an old one.
-constexpr std::size_t kMaxUnauthenticated = 64;
 constexpr std::size_t kMaxAcceptsInARow = 64;  // so that known connections are served in between
-constexpr milliseconds kDescriptorPause{50};
 
 }  // namespace
 
@@ -30,68 +27,40 @@ void Rendezvous::accept_all() {
 }
 
 void Rendezvous::accept_from(int listener) {
-  const std::size_t limit = inbound_limit_ + kMaxUnauthenticated;
-  // All listeners together take less than half of that: a new connection is served before it may have to make room.
-  const std::size_t most = std::min(kMaxAcceptsInARow, limit / 4) / listeners_.size();
+  // All listeners together take less than half of the limit: a new connection is served before it may have to make room.
+  const std::size_t most = std::min(kMaxAcceptsInARow, inbounds_.limit() / 4) / listeners_.size();
   for (std::size_t i = 0; i < std::max<std::size_t>(most, 1); ++i) {
-    Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      const int error = errno;
-      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", error_text(error));
-        // A process at its own limit that has no connection to drop cannot make room.
-        if (error == EMFILE && inbounds_.empty() && !reconnecting() && has_no_descriptors_left(listener))
-          failure_ = no_descriptors(error, "accept a connection");
-        pause_listening();
-        drop_inbound();
-      }
-      return;  // the queue is empty, or a connection was gone before it was accepted: poll() will report
-    }
-    if (inbounds_.size() >= limit) drop_inbound();
-    Inbound& inbound = inbounds_.emplace_back();
+    Descriptor socket = inbounds_.accept(listener);
+    if (!socket.valid()) break;  // the queue is empty, or a connection was gone before it was accepted: poll() will report
+    Inbound& inbound = inbounds_.add({});
     inbound.socket = std::move(socket);
     inbound.until = Clock::now() + kGreetTimeout;
     watch(inbound.socket, EPOLLIN);
   }
+  if (inbounds_.shortage() == 0) return;
+  if (!reconnecting() && inbounds_.is_stuck(listener)) failure_ = no_descriptors(EMFILE, "accept a connection");
+  pause_listening();
+  inbounds_.drop_one();
 }
 
 // A connection that cannot be accepted would keep wait_fd() readable, and its caller awake, until there are descriptors
 // again.
 void Rendezvous::pause_listening() {
-  listen_after_ = Clock::now() + kDescriptorPause;
+  inbounds_.pause();
   if (std::exchange(paused_, true)) return;
   for (const Descriptor& listener : listeners_) unwatch(listener);
 }
 
 void Rendezvous::resume_listening() {
-  if (!paused_ || Clock::now() < listen_after_) return;
+  if (!paused_ || Clock::now() < inbounds_.accept_again()) return;
   paused_ = false;
   for (const Descriptor& listener : listeners_) watch(listener, EPOLLIN);
 }
 
-// Drops the oldest connection of the more numerous kind: those without a greeting, or those whose greeting may be a
-// recording. So neither kind can take the room of the other, and a new connection is younger than half of them. A peer that
-// is dropped all the same connects again.
-void Rendezvous::drop_inbound() {
-  if (inbounds_.empty()) return;
-  const auto greeted = std::count_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return i.confirming; });
-  const bool confirming = 2 * static_cast<std::size_t>(greeted) > inbounds_.size();
-  count_unauthenticated("there were too many connections at a time");
-  inbounds_.erase(
-      std::find_if(inbounds_.begin(), inbounds_.end(), [=](const Inbound& i) { return i.confirming == confirming; }));
-}
-
-void Rendezvous::count_unauthenticated(std::string_view why) {
-  ++unauthenticated_;
-  last_refusal_ = why;
-  count_refusal("tcp", why);
-}
-
 void Rendezvous::serve_inbounds() {
   const auto now = Clock::now();
-  for (auto i = inbounds_.begin(); i != inbounds_.end();) {
-    i = serve(*i, now) ? std::next(i) : inbounds_.erase(i);
-  }
+  std::list<Inbound>& unproven = inbounds_.unproven;
+  for (auto i = unproven.begin(); i != unproven.end();) i = serve(*i, now) ? std::next(i) : unproven.erase(i);
 }
 
 // False where the connection is finished: it became a peer's, or was dropped.
@@ -100,21 +69,21 @@ bool Rendezvous::serve(Inbound& inbound, Clock::time_point now) {
   switch (inbound.reader.read(inbound.socket.get(), error)) {
     case RecordReader::Outcome::more:
       if (now < inbound.until) return true;
-      count_unauthenticated(inbound.confirming ? kUnconfirmed : "it sent no greeting in time");
+      inbounds_.refuse(inbound.greeted() ? kUnconfirmed : "it sent no greeting in time");
       return false;
     case RecordReader::Outcome::ended:
-      count_unauthenticated(inbound.confirming ? kUnconfirmed : "it closed without a greeting");
+      inbounds_.refuse(inbound.greeted() ? kUnconfirmed : "it closed without a greeting");
       return false;
     case RecordReader::Outcome::whole:
       break;
   }
   const auto theirs = decode_hello(inbound.reader.bytes);
   inbound.reader.got = 0;
-  return inbound.confirming ? confirm(inbound, theirs) : greet(inbound, theirs);
+  return inbound.greeted() ? confirm(inbound, theirs) : greet(inbound, theirs);
 }
 
 bool Rendezvous::greet(Inbound& inbound, const std::optional<Hello>& theirs) {
-  const auto refuse = [&](std::string_view why) { return count_unauthenticated(why), false; };
+  const auto refuse = [&](std::string_view why) { return inbounds_.refuse(why), false; };
   if (!theirs || theirs->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
   if (theirs->job_id != self_.job_id) return refuse("it belongs to another job");
   if (!is_proven(inbound.reader.bytes, key_)) return refuse("it does not hold the job's key");
@@ -130,7 +99,6 @@ bool Rendezvous::greet(Inbound& inbound, const std::optional<Hello>& theirs) {
   if (!send_next(inbound.socket.get(), reply, inbound.records)) return refuse(kUnconfirmed);
   if (!check_settings(*theirs)) return false;
   if (theirs->socket_index > self_.sockets) return refuse("its socket number is too high");
-  inbound.confirming = true;
   inbound.until = Clock::now() + kConfirmTimeout;
   inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
   inbound.index = theirs->socket_index;
@@ -149,7 +117,7 @@ bool Rendezvous::confirm(Inbound& inbound, const std::optional<Hello>& theirs) {
     expected.encryption = theirs->encryption;  // checked in the greeting; processors may differ
   }
   if (theirs != expected || !is_proven(inbound.reader.bytes, key_, inbound.records))
-    return count_unauthenticated(kUnconfirmed), false;
+    return inbounds_.refuse(kUnconfirmed), false;
   inbound.records += as_text(inbound.reader.bytes);
   Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
   // Only now: a connection that confirms is the peer's and no recording, so the peer has given the old one up.

@@ -1,6 +1,5 @@
 // Rendezvous: making connections, at startup and again later, and probing.
 #include <netinet/in.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/descriptor_limit.h"
 #include "src/base/tcp_options.h"
 #include "transports/tcp/rendezvous.h"
 
@@ -39,9 +39,6 @@ bool is_answer(int error) noexcept {
   return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
 }
 
-// Whether this host lacks a resource, which does not concern the peer.
-bool is_shortage(int error) noexcept { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
-
 // Makes the socket use the interface of that address where the system routes by source address. Returns an errno value, or 0.
 int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
   own.set_port(0);
@@ -53,14 +50,9 @@ int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
 }  // namespace
 
 Status Rendezvous::no_descriptors(int error, const std::string& what) const {
-  rlimit limit{};
-  (void)::getrlimit(RLIMIT_NOFILE, &limit);
   std::size_t needed = 0;
   for (const Peer& peer : peers_) needed += peer.missing;
-  return {StatusCode::system_error,
-          fmt::format("{}: {}; this process may have {} open files, and needs {} more for connections with {} ranks; raise the "
-                      "limit (ulimit -n)",
-                      what, error_text(error), limit.rlim_cur, needed, peers_.size())};
+  return descriptor_error(what, error, fmt::format(", and needs {} more for connections with {} ranks", needed, peers_.size()));
 }
 
 void Rendezvous::start_outbounds() {
@@ -93,7 +85,7 @@ void Rendezvous::start(Outbound& outbound) {
   outbound.sent_byte = outbound.reached = false;
   outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!outbound.socket.valid()) {
-    if (reconnecting() && is_shortage(errno)) return postpone(outbound, error_text(errno));
+    if (reconnecting() && is_short_of_descriptors(errno)) return postpone(outbound, error_text(errno));
     if (reconnecting() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, error_text(errno));
     failure_ = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
     return;
