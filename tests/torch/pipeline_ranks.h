@@ -119,7 +119,7 @@ struct HookedUnit final : Unit {
 
 /// Stage `stage` of `stages`, with the same values on every rank that makes it.
 inline std::shared_ptr<Unit> make_stage(int stage, int stages) {
-  ::torch::manual_seed(static_cast<std::uint64_t>(100 + stage));
+  ::torch::manual_seed(std::uint64_t{100} + static_cast<std::uint64_t>(stage));
   const std::int64_t inputs = stage == 0 ? 3 : kChannels;
   if (stage == stages - 1) return std::make_shared<HeadUnit>(inputs);
   return std::make_shared<BlockUnit>(inputs);
@@ -130,7 +130,7 @@ inline at::Tensor make_images(std::int64_t batch, int seed) {
   return ::torch::randn({batch, 3, kEdge, kEdge});
 }
 inline at::Tensor make_targets(std::int64_t batch, int seed) {
-  ::torch::manual_seed(static_cast<std::uint64_t>(seed + 1000));
+  ::torch::manual_seed(std::uint64_t{1000} + static_cast<std::uint64_t>(seed));
   return ::torch::randint(kClasses, {batch}, ::torch::kLong);
 }
 inline at::Tensor cross_entropy(const at::Tensor& output, const at::Tensor& target) {

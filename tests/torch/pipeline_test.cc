@@ -238,10 +238,13 @@ void expect_failure(const std::function<std::shared_ptr<Unit>(int rank)>& make, 
 
 /// A function for HookedUnit that does `what` at its call number `at`, from 0.
 HookedUnit::Hook at_call(int at, HookedUnit::Hook what) {
-  return [at, what = std::move(what), calls = 0](at::Tensor tensor) mutable { return calls++ == at ? what(tensor) : tensor; };
+  return [at, what = std::move(what), calls = 0](const at::Tensor& tensor) mutable {
+    return calls++ == at ? what(tensor) : tensor;
+  };
 }
 /// A maker of stages of which `rank` has the hooks.
-std::function<std::shared_ptr<Unit>(int)> hooked(int hooked_rank, HookedUnit::Hook before, HookedUnit::Hook after = {}) {
+std::function<std::shared_ptr<Unit>(int)> hooked(int hooked_rank, const HookedUnit::Hook& before,
+                                                 const HookedUnit::Hook& after = {}) {
   return [=](int rank) -> std::shared_ptr<Unit> {
     auto stage = make_stage(rank, 3);
     if (rank != hooked_rank) return stage;
@@ -290,7 +293,7 @@ TEST(PipelineFailures, UnitsThatBreakRulesAreNamed) {
     facts.insert(facts.begin(), place.begin(), place.end());
     return facts;
   };
-  const auto in_place = [](at::Tensor input) { return input.relu_(); };
+  const auto in_place = [](const at::Tensor& input) { return input.relu_(); };
   expect_failure(hooked(1, in_place), cross_entropy, with({"microbatch 0", "in-place"}));
   const auto first_image = [](const at::Tensor& output) { return output.narrow(0, 0, 1).squeeze(0); };
   expect_failure(hooked(1, {}, first_image), cross_entropy, with({"microbatch 0", "1 images"}));
@@ -410,14 +413,14 @@ TEST(PipelineInputs, BadCallsOfOtherRanksEndThePipeline) {
       {"loss", [](PipelineModel& model) { model.step({}, {}, {}); }},
       {"evaluate", [](PipelineModel& model) { model.evaluate({}); }},
   };
-  for (const auto& [fact, call] : calls) {
+  for (const auto& bad : calls) {
     run_ranks(2, [&](Communicator& communicator) {
       PipelineModel model(make_stage(communicator.rank(), 2), communicator, {.microbatches = 2});
       const auto body = [&] {
-        if (communicator.rank() == 1) return call(model);
+        if (communicator.rank() == 1) return bad.second(model);
         model.step(make_images(2, 0), make_targets(2, 0), cross_entropy);
       };
-      check_throws<StepError>(body, {"rank 1", "step", fact});
+      check_throws<StepError>(body, {"rank 1", "step", bad.first});
     });
   }
 }

@@ -191,9 +191,9 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// From here to endTimeEstimate() no call is executed: each is checked, ends at once and does not touch its tensors. A call
   /// that depends on the data of other ranks (a sum of sparse tensors) throws c10::ValueError. One thread must call both, as
   /// with startCoalescing.
-  void startTimeEstimate() SHOAL_C10D_SINCE_2_15;
+  void startTimeEstimate() SHOAL_C10D_SINCE_2_15;  // NOLINT(readability-identifier-naming): torch's name
   /// Microseconds of those calls in sequence, as the Selector predicts them.
-  float endTimeEstimate() SHOAL_C10D_SINCE_2_15;
+  float endTimeEstimate() SHOAL_C10D_SINCE_2_15;  // NOLINT(readability-identifier-naming): torch's name
 
   /// Creates the state for calls on a CUDA device, and allows messages on streams. Collective, before the first message;
   /// torch calls it if init_process_group() is given a device_id.
@@ -201,7 +201,7 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Lets the other ranks of this node read the memory behind `tensor`, so that it is not copied before it is sent: for
   /// buffers that are used repeatedly. Keeps the tensor. Collective, every rank with a tensor of its own; the host waits.
   /// Returns whether it was possible; calls work without. Throws c10::ValueError for a tensor that is not on a CUDA device.
-  bool registerBuffer(const at::Tensor& tensor);
+  bool registerBuffer(const at::Tensor& tensor);  // NOLINT(readability-identifier-naming): torch's name
 
   /// Every rank counts its own calls from zero, so the ranks need not agree on a number.
   void setSequenceNumberForGroup() override {}
