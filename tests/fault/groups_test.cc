@@ -620,7 +620,12 @@ TEST(Groups, GroupsHaveWindowsIfJobHas) {
 }
 
 TEST(Groups, EverySeedCompletesCorrectly) {
-  const testing::Seeds seeds = testing::wanted_seeds({0, 200});
+#ifdef SHOAL_SANITIZED
+  constexpr std::uint64_t kSeeds = 60;
+#else
+  constexpr std::uint64_t kSeeds = 200;
+#endif
+  const testing::Seeds seeds = testing::wanted_seeds({0, kSeeds});
   for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) run_seed(seed);
 }
 
