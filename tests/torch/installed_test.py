@@ -79,6 +79,29 @@ class TestInstalled:
         mean = sum(rank[3] for rank in found) / len(found)
         assert mean == pytest.approx(last, abs=1e-4 * last)
 
+    def losses(self, ranks):
+        """{step: the losses that the ranks of a pipeline print, as text}."""
+        output = run_or_fail(SHOAL, "run", "-n", str(ranks), "--", os.path.join(BUILD, "pipeline"))
+        found = re.findall(r"rank \d+ of (\d+), step (\d+): loss (\S+)", output)
+        assert {size for size, _, _ in found} == {str(ranks)}
+        return {step: [loss for _, at, loss in found if at == step] for _, step, _ in found}
+
+    def test_pipeline_of_any_length_has_the_same_losses(self):
+        alone = self.losses(1)
+        assert float(alone["4"][0]) < float(alone["0"][0])
+        for ranks in (2, 4):
+            found = self.losses(ranks)
+            assert {step: [loss] * ranks for step, (loss,) in alone.items()} == found
+
+    def test_lines_of_the_guide_are_in_the_program(self):
+        with open(os.path.join(support.REPOSITORY, "torch_plugin/parallel/guide.md"), encoding="utf-8") as file:
+            guide = re.search(r"```cpp\n(.*?)```", file.read(), re.DOTALL)[1]
+        with open(os.path.join(SOURCE, "pipeline.cc"), encoding="utf-8") as file:
+            program = [line.strip() for line in file]
+        lines = [line.strip() for line in guide.splitlines() if line.strip()]
+        assert len(lines) > 10
+        assert [line for line in lines if line not in program] == []
+
     @pytest.mark.parametrize("built_for, expected", ((None, "without LibTorch"), ("1.0", "LibTorch 1.0")), ids=("no-file", "another-version"))
     def test_a_missing_component_is_an_error(self, built_for, expected):
         """The file of the component is missing, or it was built for another LibTorch."""

@@ -1,0 +1,10 @@
+// The header of model parallelism, which a LibTorch program includes as <shoal/parallel.h>: chains, partitions, pipelines.
+#pragma once
+
+#include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/gradients/gradient_norm.h"
+#include "torch_plugin/parallel/partition/partition_chain.h"
+#include "torch_plugin/parallel/profiler/profiler.h"
+#include "torch_plugin/parallel/recompute/recompute.h"
+#include "torch_plugin/parallel/runtime/pipeline_model.h"
+#include "torch_plugin/parallel/tensor/layer_slices.h"
