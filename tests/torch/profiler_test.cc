@@ -134,6 +134,17 @@ TEST(Profiler, StashesAddUpToThatOfTheWholeModel) {
   EXPECT_GT(sum, 1'000'000);
 }
 
+TEST(Profiler, PeakIsTheMostAtTheSameTime) {
+  AllocationMeter meter(at::kCPU);
+  (void)at::zeros({1000});
+  EXPECT_EQ(meter.bytes(), 0);
+  EXPECT_EQ(meter.peak(), 4000);
+  const at::Tensor kept = at::zeros({100});
+  EXPECT_EQ(meter.peak(), 4000);
+  meter.restart_peak();
+  EXPECT_EQ(meter.peak(), 400);
+}
+
 /// A model with all that a run could change.
 nn::Sequential touchy_model() {
   ::torch::manual_seed(3);
@@ -207,6 +218,12 @@ TEST(Profiler, FileIsReadAndPartitioned) {
   EXPECT_TRUE(cut.ok()) << cut.status().message();
 }
 
+struct WithUnused final : Unit {
+  at::Tensor forward(at::Tensor input) override { return input * used; }
+  at::Tensor used = register_parameter("used", at::ones({1}));
+  at::Tensor unused = register_parameter("unused", at::ones({1}));
+};
+
 TEST(Profiler, BadRequestsAreNamed) {
   const auto expect_refused = [](const Result<pipeline::Profile>& found, const std::string& words) {
     ASSERT_FALSE(found.ok());
@@ -222,6 +239,8 @@ TEST(Profiler, BadRequestsAreNamed) {
   const auto cuts = [](const at::Tensor& x) { return x.detach() * at::ones({1}, at::requires_grad()); };
   const auto cutting = Chain::of({make_part("a", nn::Linear(32, 32)), make_part("b", std::make_shared<ByFunction>(cuts))});
   expect_refused(profile(*cutting, at::ones({2, 32})), "unit 'b', backward: its input gets no gradient");
+  const auto unused = Chain::of({make_part("a", nn::Linear(32, 32)), make_part("b", std::make_shared<WithUnused>())});
+  expect_refused(profile(*unused, at::ones({2, 32})), "unit 'b', backward: its parameter b.unused gets no gradient");
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ class AllocationMeter {
 
   /// Allocated minus freed since the start.
   [[nodiscard]] std::int64_t bytes() const;
+  /// The most that bytes() was since the start or the last restart_peak().
+  [[nodiscard]] std::int64_t peak() const;
+  void restart_peak();
 
  private:
   class Reports;

@@ -120,11 +120,15 @@ class MeasuredRuns {
       } catch (const std::exception& error) {
         return unit_failed(units_[i], "backward", error);
       }
-      if (i == 0) break;
-      gradient = inputs_[i].grad();
-      if (!gradient.defined()) {
+      if (i > 0) gradient = inputs_[i].grad();
+      if (i > 0 && !gradient.defined()) {
         return {StatusCode::invalid_argument,
                 "unit '" + units_[i].name + "', backward: its input gets no gradient, so the units before it cannot learn"};
+      }
+      for (const auto& [name, parameter] : units_[i].parameters()) {
+        if (!parameter.requires_grad() || parameter.grad().defined()) continue;
+        return {StatusCode::invalid_argument, "unit '" + units_[i].name + "', backward: its parameter " + name +
+                                                  " gets no gradient; remove it, or freeze it by requires_grad(false)"};
       }
       outputs_[i].reset();  // with all that its backward needed
     }

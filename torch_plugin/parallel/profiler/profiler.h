@@ -26,7 +26,7 @@ struct ProfileOptions {
 /// the unit before. `channels` is the microbatch's second dimension. The caller fills in `model`, `classes` and `machine`.
 ///
 /// Errors: invalid_argument: options out of range; a microbatch without images; those of probe(); a unit whose backward throws
-/// or gives its input no gradient.
+/// or gives its input or a parameter no gradient.
 Result<pipeline::Profile> profile(const Chain& chain, const at::Tensor& microbatch, const ProfileOptions& options = {});
 
 }  // namespace shoal::parallel

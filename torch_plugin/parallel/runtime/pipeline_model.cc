@@ -73,10 +73,12 @@ const char* text_of(StepKind kind) {
 PipelineModel::PipelineModel(std::shared_ptr<Unit> stage, Communicator& communicator, PipelineOptions options)
     : PipelineModel(std::vector<std::shared_ptr<Unit>>{std::move(stage)}, communicator, std::move(options)) {}
 
-PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communicator& communicator, PipelineOptions options)
+PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communicator& communicator, PipelineOptions options,
+                             std::shared_ptr<GradientReduction> gradients)
     : chunks_(std::move(chunks)),
       communicator_(communicator),
       options_(agreed(options, chunks_, communicator)),
+      gradients_(std::move(gradients)),
       programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()) {}
 
 StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss) {
@@ -129,6 +131,7 @@ void PipelineModel::check_open() const {
 void PipelineModel::fail(StepPlace place, const Status& cause) {
   const StepError error(std::move(place), cause);
   communicator_.abort(error.what());
+  if (gradients_) gradients_->abort(error.what());
   failure_ = error.what();
   throw error;
 }
@@ -154,10 +157,22 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
   const Microbatches microbatches(header.batch, options_.microbatches);
   const pipeline::Actions& actions =
       trains ? programs_.training(microbatches.count()) : programs_.evaluation(microbatches.count());
-  const StepTask task{trains, microbatches, programs_.shape(), actions, chunks_,
-                      images, targets,      header.target,     loss,    options_.loss_reduction};
+  const StepTask task{trains,
+                      microbatches,
+                      programs_.shape(),
+                      actions,
+                      chunks_,
+                      images,
+                      targets,
+                      header.target,
+                      loss,
+                      options_.loss_reduction,
+                      trains ? gradients_.get() : nullptr};
   try {
-    return StepRun(communicator_, task, layouts_, std::chrono::steady_clock::now() + options_.timeout).run();
+    StepRun step(communicator_, task, layouts_, std::chrono::steady_clock::now() + options_.timeout);
+    std::vector<at::Tensor> results = step.run();
+    durations_ = step.durations();
+    return results;
   } catch (const StepError& error) {
     failure_ = error.what();
     throw;

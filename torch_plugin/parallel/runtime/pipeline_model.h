@@ -9,8 +9,10 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/parallel/runtime/gradient_reduction.h"
 #include "torch_plugin/parallel/runtime/options.h"
 #include "torch_plugin/parallel/runtime/programs.h"
+#include "torch_plugin/parallel/runtime/step_durations.h"
 #include "torch_plugin/parallel/runtime/step_error.h"
 #include "torch_plugin/parallel/runtime/step_header.h"
 #include "torch_plugin/parallel/runtime/step_output.h"
@@ -45,8 +47,10 @@ class PipelineModel {
   /// Collective. `communicator` must outlive the object. Throws c10::ValueError with the same text on every rank for wrong or
   /// different options; the communicator stays open.
   PipelineModel(std::shared_ptr<Unit> stage, Communicator& communicator, PipelineOptions options);
-  /// `chunks`: the stages of this rank, as many on each rank; more than one with the schedule `virtual` only.
-  PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communicator& communicator, PipelineOptions options);
+  /// `chunks`: the stages of this rank, as many on each rank; more than one with the schedule `virtual` only. `gradients`: what
+  /// averages them over the replicas of this pipeline in each step(), with the chunks in the same order; null if it has none.
+  PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communicator& communicator, PipelineOptions options,
+                std::shared_ptr<GradientReduction> gradients = nullptr);
   PipelineModel(const PipelineModel&) = delete;
   PipelineModel& operator=(const PipelineModel&) = delete;
 
@@ -62,6 +66,8 @@ class PipelineModel {
 
   /// Of the stages of this rank.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  /// Of this rank in the last step() or evaluate() that ended well.
+  [[nodiscard]] const StepDurations& durations() const { return durations_; }
   /// What the user should know about the options, for example that fewer microbatches than ranks leave ranks idle.
   [[nodiscard]] std::vector<std::string> notes() const;
 
@@ -82,9 +88,11 @@ class PipelineModel {
   std::vector<std::shared_ptr<Unit>> chunks_;
   Communicator& communicator_;
   const PipelineOptions options_;
+  const std::shared_ptr<GradientReduction> gradients_;
   Programs programs_;
   StepHeader layouts_of_;  // the kind of step and image that layouts_ are for
   CutLayouts layouts_;
+  StepDurations durations_;
   std::string failure_;  // the first error; "" = open
 };
 

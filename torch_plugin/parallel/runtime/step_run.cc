@@ -1,5 +1,6 @@
 #include "torch_plugin/parallel/runtime/step_run.h"
 
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <utility>
@@ -9,6 +10,7 @@ namespace {
 
 using pipeline::Action;
 using pipeline::ActionOp;
+using std::chrono::steady_clock;
 
 const char* text_of(ActionOp op) {
   switch (op) {
@@ -29,6 +31,10 @@ const char* text_of(ActionOp op) {
   }
 }
 
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
 std::string shape_text(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
 
 }  // namespace
@@ -45,13 +51,19 @@ std::vector<at::Tensor> StepRun::run() {
   } catch (...) {
     const StepError error(place_, status_of_current_exception());
     communicator_.abort(error.what());  // does nothing where an error of a call has closed it
+    if (task_.gradients != nullptr) task_.gradients->abort(error.what());
     throw error;
   }
   return std::move(results_);
 }
 
 void StepRun::run_all() {
+  const steady_clock::time_point start = steady_clock::now();
   messages_.start();
+  if (task_.gradients != nullptr) {
+    place_.action = "preparing the reduction of the gradients";
+    task_.gradients->begin_step(task_.microbatches.batch());
+  }
   const int first = task_.shape.rank_of(0);
   const int last = task_.shape.rank_of(task_.shape.stages() - 1);
   const bool has_labels = task_.trains && task_.target_layout.is_tensor();
@@ -69,6 +81,11 @@ void StepRun::run_all() {
   }
   place_ = {.rank = place_.rank, .action = "waiting for the sends of the step"};
   messages_.finish();
+  if (task_.gradients != nullptr) {
+    place_.action = "reducing the gradients over the replicas";
+    task_.gradients->finish_step();
+  }
+  durations_.step_s = seconds_since(start);
 }
 
 void StepRun::set_place(const Action& action) {
@@ -87,15 +104,24 @@ void StepRun::run_action(const Action& action) {
       held.output_gradient = messages_.receive(action);
       return;
     case ActionOp::forward:
-      return forward(action);
     case ActionOp::backward:
-      return backward(action);
+      return compute(action);
     case ActionOp::send_activation:
     case ActionOp::send_gradient:
       return send(action);
     default:
       throw std::logic_error("this action does not run");
   }
+}
+
+void StepRun::compute(const Action& action) {
+  const steady_clock::time_point start = steady_clock::now();
+  if (action.op == ActionOp::forward) {
+    forward(action);
+  } else {
+    backward(action);
+  }
+  durations_.busy_s += seconds_since(start);
 }
 
 bool StepRun::is_here(int stage) const {
@@ -157,6 +183,9 @@ void StepRun::backward(const Action& action) {
     Held& next = this->held(action.stage + 1, action.microbatch);
     held.output_gradient = std::move(next.input_gradient);
     held_.erase({action.stage + 1, action.microbatch});
+  }
+  if (task_.gradients != nullptr && action.microbatch == task_.microbatches.count() - 1) {
+    task_.gradients->before_last_backward(action.stage / task_.shape.ranks);
   }
   // A stage whose parameters are all frozen, in front of all others, has no graph.
   if (held.output.requires_grad()) ::torch::autograd::backward({held.output}, {held.output_gradient});

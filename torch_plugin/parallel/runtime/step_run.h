@@ -10,7 +10,9 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/parallel/runtime/gradient_reduction.h"
 #include "torch_plugin/parallel/runtime/options.h"
+#include "torch_plugin/parallel/runtime/step_durations.h"
 #include "torch_plugin/parallel/runtime/step_error.h"
 #include "torch_plugin/parallel/runtime/step_messages.h"
 #include "torch_plugin/parallel/unit.h"
@@ -33,6 +35,7 @@ struct StepTask {
   TensorLayout target_layout;                        ///< on all ranks
   const Loss& loss;                                  ///< used on the last stage's rank, in training
   LossReduction reduction = LossReduction::mean;
+  GradientReduction* gradients = nullptr;  ///< in training, of stages that have replicas
 };
 
 /// Each received activation becomes a fresh leaf; its gradient goes back to the stage before. What a microbatch keeps is freed
@@ -44,6 +47,8 @@ class StepRun {
   /// Runs the step once. Returns on the last stage's rank the unscaled loss of each microbatch, or in evaluation its output;
   /// else nothing. An error aborts the communicator and is thrown as StepError with the place.
   std::vector<at::Tensor> run();
+  /// After run().
+  [[nodiscard]] const StepDurations& durations() const { return durations_; }
 
  private:
   /// What a stage holds of a microbatch.
@@ -56,6 +61,7 @@ class StepRun {
 
   void run_all();
   void run_action(const pipeline::Action& action);
+  void compute(const pipeline::Action& action);
   void forward(const pipeline::Action& action);
   at::Tensor input_of(const pipeline::Action& action);
   at::Tensor scaled_loss(const at::Tensor& output, int microbatch);
@@ -74,6 +80,7 @@ class StepRun {
   std::map<std::pair<int, int>, Held> held_;  // by stage and microbatch
   at::Tensor targets_;                        // on the last stage's rank
   std::vector<at::Tensor> results_;
+  StepDurations durations_;
 };
 
 }  // namespace shoal::parallel
