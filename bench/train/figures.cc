@@ -29,6 +29,10 @@ void Figures::add(const Turn& turn) {
   if (turn.gpu_percent.has_value()) gpu_percents.push_back(*turn.gpu_percent);
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -1,6 +1,7 @@
 // Measurements of a replica, by turn and by epoch.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -45,6 +46,10 @@ struct Figures {
   void add(const Turn& turn);
 };
 
+/// The first steps of a backend are not measured: they open connections and sort the gradients into buckets.
+inline constexpr std::int64_t kUnmeasuredSteps = 2;
+
+double seconds_since(std::chrono::steady_clock::time_point start);
 /// User and system time of all threads of this process so far, in seconds.
 double cpu_seconds();
 

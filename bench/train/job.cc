@@ -29,8 +29,9 @@ std::vector<int> all_ranks(const Job& job) {
 }
 
 /// Over the existing links, whose ends have authenticated each other with the job key; c10d's store authenticates nothing.
-Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const c10::intrusive_ptr<c10d::Store>& store) {
-  Result<std::unique_ptr<Communicator>> group = job.control->group(all_ranks(job));
+Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const std::vector<int>& ranks,
+                                                     const c10::intrusive_ptr<c10d::Store>& store) {
+  Result<std::unique_ptr<Communicator>> group = job.control->group(ranks);
   if (!group.ok()) return group.status();
   auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout);
   return {
@@ -91,13 +92,30 @@ Status of_rank_0(const Job& job, const Status& own, const std::string& path) {
   return {static_cast<StatusCode>(failure), path + ": rank 0 could not write it"};
 }
 
+Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group_of(const Job& job, const std::vector<int>& ranks,
+                                                             const std::string& name) {
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, job.store);
+  try {
+    Result<c10::intrusive_ptr<c10d::Backend>> backend = make_shoal(job, ranks, store);
+    if (!backend.ok()) return backend.status();
+    const auto rank = static_cast<int>(std::ranges::find(ranks, job.rank()) - ranks.begin());
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, static_cast<int>(ranks.size()));
+    group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, *std::move(backend));
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group->setGroupName(name);
+    return group;
+  } catch (const std::exception& error) {
+    return Status(StatusCode::system_error, torch::plain_message(error));
+  }
+}
+
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock) {
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, job.store);
   try {
     c10::intrusive_ptr<c10d::Backend> inner;
     if (backend == torch::kBackendName) {
-      Result<c10::intrusive_ptr<c10d::Backend>> shoal = make_shoal(job, store);
+      Result<c10::intrusive_ptr<c10d::Backend>> shoal = make_shoal(job, all_ranks(job), store);
       if (!shoal.ok()) return shoal.status();
       inner = std::move(shoal).value();
     } else if (backend == "gloo") {

@@ -2,7 +2,10 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
+#include <ATen/Parallel.h>
+#include <torch/version.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/train/machine.h"
@@ -24,25 +27,56 @@ Status measure_and_write(at::Device device, const models::ModelInfo& info, const
   if (options.precision != "fp32") {
     return {StatusCode::unsupported, "--profile-out measures fp32 only; omit --precision " + options.precision};
   }
+  const Result<pipeline::Profile> profile = describe_units(device, info, images, options, options.batch, /*measures=*/true);
+  if (!profile.ok()) return {profile.status().code(), "--profile-out: " + profile.status().message()};
+  if (const Status written = write_text(pipeline::to_json(*profile), options.profile_out); !written.ok()) return written;
+  std::printf("wrote the costs of %zu units, for %d images each, to %s\n", profile->units.size(), options.batch,
+              options.profile_out.c_str());
+  return {};
+}
+
+/// Names and sizes.
+pipeline::Profile unmeasured(const parallel::Chain& chain) {
+  pipeline::Profile profile;
+  for (const parallel::Part& part : chain.units()) {
+    pipeline::Unit unit;
+    unit.name = part.name;
+    for (const auto& [name, parameter] : part.parameters()) {
+      unit.parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
+      profile.dtype = c10::getDtypeNames(parameter.scalar_type()).first;
+    }
+    profile.units.push_back(std::move(unit));
+  }
+  return profile;
+}
+
+}  // namespace
+
+Result<pipeline::Profile> describe_units(at::Device device, const models::ModelInfo& info, const data::Dataset& images,
+                                         const TrainOptions& options, std::int64_t microbatch, bool measures) {
   ::torch::manual_seed(options.seed);
   const auto model = info.make(images.channels, images.classes);
   model->to(device);
   const Result<parallel::Chain> chain = parallel::Chain::of(model->parts());
   if (!chain.ok()) return chain.status();
-  const at::Tensor microbatch =
-      at::randn({options.batch, images.channels, images.height, images.width}).to(device);  // times do not depend on the values
-  Result<pipeline::Profile> profile = parallel::profile(*chain, microbatch);
-  if (!profile.ok()) return {profile.status().code(), "--profile-out: " + profile.status().message()};
-  profile->model = info.name;
-  profile->classes = images.classes;
-  profile->machine = machine_of_profile();
-  if (const Status written = write_text(pipeline::to_json(*profile), options.profile_out); !written.ok()) return written;
-  std::printf("wrote the costs of %d units, for %d images each, to %s\n", chain->size(), options.batch,
-              options.profile_out.c_str());
-  return {};
+  pipeline::Profile profile = unmeasured(*chain);
+  if (measures) {
+    // Times do not depend on the values.
+    const at::Tensor pixels = at::randn({microbatch, images.channels, images.height, images.width}).to(device);
+    Result<pipeline::Profile> measured = parallel::profile(*chain, pixels);
+    if (!measured.ok()) return measured.status();
+    profile = *std::move(measured);
+  }
+  profile.model = info.name;
+  profile.classes = images.classes;
+  profile.channels = images.channels;
+  profile.microbatch = microbatch;
+  profile.device = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  profile.threads = at::get_num_threads();
+  profile.torch = TORCH_VERSION;
+  profile.machine = machine_of_profile();
+  return profile;
 }
-
-}  // namespace
 
 Status write_profile(const Job& job, const models::ModelInfo& model, const data::Dataset& images, const TrainOptions& options) {
   const Status own = job.rank() == 0 ? measure_and_write(job.device, model, images, options) : Status();

@@ -1,12 +1,15 @@
 // --profile-out: what each unit of the network costs, for `shoal partition`.
 #pragma once
 
+#include <cstdint>
+
 #include <shoal/status.h>
 
 #include "bench/train/data/dataset.h"
 #include "bench/train/job.h"
 #include "bench/train/models/model.h"
 #include "bench/train/options.h"
+#include "src/pipeline/profile.h"
 
 namespace shoal::train {
 
@@ -15,5 +18,10 @@ namespace shoal::train {
 /// Collective. Errors, on all ranks: unsupported for a precision other than fp32; system_error for a file that cannot be
 /// written; those of parallel::profile().
 Status write_profile(const Job& job, const models::ModelInfo& model, const data::Dataset& images, const TrainOptions& options);
+
+/// What the units of the network cost for `microbatch` images, with the threads that torch uses now; unless `measures`, names
+/// and sizes only. Errors: those of parallel::profile().
+Result<pipeline::Profile> describe_units(at::Device device, const models::ModelInfo& model, const data::Dataset& images,
+                                         const TrainOptions& options, std::int64_t microbatch, bool measures);
 
 }  // namespace shoal::train

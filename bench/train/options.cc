@@ -113,6 +113,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--profile-out", options.profile_out,
                  "do not train: measure each unit of the network for a microbatch of --batch images, on --device and with "
                  "--threads, and write the profile that `shoal partition` reads to this file");
+  add_pipeline_options(app, options.parallel);
   CLI::App* models = app.add_subcommand("models", "List the networks");
   CLI::App* page = app.add_subcommand("report", "Write a page with pictures from result files (report --help)");
   page->set_help_flag();

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/train/pipeline/choices.h"
+
 namespace shoal::train {
 
 /// A backend that averages the gradients, and what it overlaps with.
@@ -47,15 +49,16 @@ struct TrainOptions {
   std::string on_failure = "stop";  ///< when a rank is lost: "stop" or "shrink"
   bool augment = true;
   bool evaluate = false;
-  std::string json;         ///< file for the results; empty: none
-  std::string log;          ///< file for a line of JSON about every turn and epoch; empty: none
-  std::string checkpoint;   ///< file to save to after every epoch and at the end; empty: none
-  std::string resume;       ///< checkpoint to continue from; empty: from the start
-  std::string trace;        ///< file for a trace of one step; empty: none
-  std::string plot;         ///< file for a picture of the results; empty: none
-  std::string profile_out;  ///< file for the costs of the network's units, instead of training; empty: train
-  std::string alone;        ///< results of one rank, the base of speed-ups; empty: none
-  std::string command;      ///< the command line, for the results
+  std::string json;          ///< file for the results; empty: none
+  std::string log;           ///< file for a line of JSON about every turn and epoch; empty: none
+  std::string checkpoint;    ///< file to save to after every epoch and at the end; empty: none
+  std::string resume;        ///< checkpoint to continue from; empty: from the start
+  std::string trace;         ///< file for a trace of one step; empty: none
+  std::string plot;          ///< file for a picture of the results; empty: none
+  std::string profile_out;   ///< file for the costs of the network's units, instead of training; empty: train
+  std::string alone;         ///< results of one rank, the base of speed-ups; empty: none
+  PipelineChoices parallel;  ///< a network in a pipeline over the ranks
+  std::string command;       ///< the command line, for the results
 
   /// Whether training continues without lost ranks.
   [[nodiscard]] bool survives() const { return on_failure == "shrink"; }

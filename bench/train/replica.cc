@@ -7,24 +7,14 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "bench/train/batch_tensors.h"
 #include "bench/train/data/sampler.h"
+#include "bench/train/fingerprint.h"
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::train {
 namespace {
-
-constexpr std::size_t kEvaluationBatch = 64;
-
-/// Passes a batch's memory to torch without copying it, except to a GPU.
-std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset, at::Device device) {
-  auto shared = std::make_shared<data::Batch>(std::move(batch));
-  const auto size = static_cast<std::int64_t>(shared->size());
-  const auto keep = [shared](void*) {};
-  const at::Tensor pixels =
-      ::torch::from_blob(shared->images.data(), {size, dataset.channels, dataset.height, dataset.width}, keep, at::kFloat);
-  return {pixels.to(device), ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong).to(device)};
-}
 
 /// While it exists, torch runs suitable operations in bfloat16.
 class Bfloat16 {
@@ -299,14 +289,6 @@ void Replica::go_on_from(std::int64_t step) {
   to_go_on_.reset();
 }
 
-std::uint64_t Replica::fingerprint() const {
-  constexpr std::uint64_t kPrime = 0x100000001b3;  // FNV-1a
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const at::Tensor& parameter : model_->parameters()) {
-    const at::Tensor bytes = parameter.detach().cpu().contiguous().view({-1}).view(at::kByte);
-    for (std::int64_t at = 0; at < bytes.numel(); ++at) hash = (hash ^ bytes.const_data_ptr<std::uint8_t>()[at]) * kPrime;
-  }
-  return hash;
-}
+std::uint64_t Replica::fingerprint() const { return fingerprint_of(model_->parameters()); }
 
 }  // namespace shoal::train

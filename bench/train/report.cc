@@ -17,32 +17,65 @@ std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
   return result.bytes * 2 * (result.ranks - 1) / result.ranks / result.comm_busy_s / 1e9;
 }
 
+std::string hex_of(std::uint64_t number) {
+  std::array<char, 17> hex{};
+  (void)std::snprintf(hex.data(), hex.size(), "%016llx", static_cast<unsigned long long>(number));
+  return hex.data();
+}
+
+nlohmann::json to_json(const PipelineResult& pipeline) {
+  nlohmann::json ranks = nlohmann::json::array();
+  for (const RankResult& rank : pipeline.ranks) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"stage", rank.stage},
+                     {"replica", rank.replica},
+                     {"first_units", rank.first_units},
+                     {"busy_ms", rank.busy_ms},
+                     {"idle_ms", rank.idle_ms},
+                     {"peak_bytes", rank.peak_bytes},
+                     {"peak_bytes_predicted", rank.peak_bytes_predicted},
+                     {"parameters", hex_of(rank.fingerprint)}});
+  }
+  return {{"pipeline", pipeline.schedule},
+          {"partitions", pipeline.partitions},
+          {"chunks", pipeline.chunks},
+          {"microbatches", pipeline.microbatches},
+          {"replicas", pipeline.replicas},
+          {"bubble", or_null(pipeline.bubble)},
+          {"bubble_predicted", pipeline.bubble_predicted},
+          {"peak_bytes", pipeline.peak_bytes},
+          {"peak_bytes_predicted", pipeline.peak_bytes_predicted},
+          {"pipeline_ranks", ranks}};
+}
+
 nlohmann::json to_json(const EpochResult& result) {
-  return {{"backend", result.backend},
-          {"overlap", result.overlap},
-          {"model", result.model},
-          {"dataset", result.dataset},
-          {"ranks", result.ranks},
-          {"nodes", result.nodes},
-          {"rate", or_null(result.rate)},
-          {"device", result.device},
-          {"threads", result.threads},
-          {"batch_per_rank", result.batch_per_rank},
-          {"epoch", result.epoch},
-          {"epoch_steps", result.epoch_steps},
-          {"steps", result.steps},
-          {"seconds", result.seconds},
-          {"images_per_s", or_null(result.images_per_s)},
-          {"comm_exposed_s", result.knows_comm ? nlohmann::json(result.comm_exposed_s) : nlohmann::json(nullptr)},
-          {"comm_busy_s", result.knows_comm ? nlohmann::json(result.comm_busy_s) : nlohmann::json(nullptr)},
-          {"bytes", result.bytes},
-          {"busbw_gbs", or_null(bus_bandwidth_gbs(result))},
-          {"cpu_percent", or_null(result.cpu_percent)},
-          {"gpu_percent", or_null(result.gpu_percent)},
-          {"loss", result.loss},
-          {"accuracy", or_null(result.accuracy)},
-          {"speedup_vs_1", or_null(result.speedup_vs_1)},
-          {"step_loss", result.step_loss}};
+  nlohmann::json object{{"backend", result.backend},
+                        {"overlap", result.overlap},
+                        {"model", result.model},
+                        {"dataset", result.dataset},
+                        {"ranks", result.ranks},
+                        {"nodes", result.nodes},
+                        {"rate", or_null(result.rate)},
+                        {"device", result.device},
+                        {"threads", result.threads},
+                        {"batch_per_rank", result.batch_per_rank},
+                        {"epoch", result.epoch},
+                        {"epoch_steps", result.epoch_steps},
+                        {"steps", result.steps},
+                        {"seconds", result.seconds},
+                        {"images_per_s", or_null(result.images_per_s)},
+                        {"comm_exposed_s", result.knows_comm ? nlohmann::json(result.comm_exposed_s) : nlohmann::json(nullptr)},
+                        {"comm_busy_s", result.knows_comm ? nlohmann::json(result.comm_busy_s) : nlohmann::json(nullptr)},
+                        {"bytes", result.bytes},
+                        {"busbw_gbs", or_null(bus_bandwidth_gbs(result))},
+                        {"cpu_percent", or_null(result.cpu_percent)},
+                        {"gpu_percent", or_null(result.gpu_percent)},
+                        {"loss", result.loss},
+                        {"accuracy", or_null(result.accuracy)},
+                        {"speedup_vs_1", or_null(result.speedup_vs_1)},
+                        {"step_loss", result.step_loss}};
+  if (result.pipeline.has_value()) object.update(to_json(*result.pipeline));
+  return object;
 }
 
 std::string cell(const char* format, const std::optional<double>& value) {

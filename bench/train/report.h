@@ -12,11 +12,38 @@
 
 namespace shoal::train {
 
+/// A rank of a pipeline. Times are for a step.
+struct RankResult {
+  int rank = 0;
+  int stage = 0;  ///< its place in its pipeline
+  int replica = 0;
+  std::vector<std::string> first_units = {};  ///< of its stages
+  double busy_ms = 0;                         ///< in forwards and backwards
+  double idle_ms = 0;                         ///< of its own step, which ends before that of the first stage
+  std::int64_t peak_bytes = 0;                ///< of tensors
+  std::int64_t peak_bytes_predicted = 0;      ///< by the profile
+  std::uint64_t fingerprint = 0;              ///< of its parameters: equal for replicas of a stage
+};
+
+/// What the results of a network in a pipeline have beside those of other trainings.
+struct PipelineResult {
+  std::string schedule;
+  int partitions = 1;
+  int chunks = 1;
+  int microbatches = 1;
+  int replicas = 1;
+  std::optional<double> bubble = std::nullopt;  ///< the part of all ranks' time in which they do not compute; of measured steps
+  double bubble_predicted = 0;                  ///< by replay() of the profile
+  std::int64_t peak_bytes = 0;                  ///< of the rank with the most
+  std::int64_t peak_bytes_predicted = 0;
+  std::vector<RankResult> ranks = {};
+};
+
 /// One backend in one epoch. Times and bytes are means over the ranks, of the measured steps only (not the first ones, see
 /// trainer.h).
 struct EpochResult {
   std::string backend;
-  std::string overlap;  ///< "backward" or "next_forward"
+  std::string overlap;  ///< "backward" or "next_forward"; "pipeline"
   std::string model;
   std::string dataset;
   int ranks = 1;
@@ -24,10 +51,10 @@ struct EpochResult {
   std::optional<std::string> rate;  ///< of the links between nodes, if an emulated cluster set one
   std::string device = "cpu";       ///< or "cuda"
   int threads = 1;                  ///< for arithmetic, of a rank
-  int batch_per_rank = 0;
-  int epoch = 0;                 ///< from 1
-  std::int64_t epoch_steps = 0;  ///< optimizer steps of a whole epoch
-  std::int64_t steps = 0;        ///< measured
+  int batch_per_rank = 0;           ///< in a pipeline: images of a step of the pipeline
+  int epoch = 0;                    ///< from 1
+  std::int64_t epoch_steps = 0;     ///< optimizer steps of a whole epoch
+  std::int64_t steps = 0;           ///< measured
   double seconds = 0;
   std::optional<double> images_per_s;  ///< all ranks together, median of the blocks
   bool knows_comm = true;              ///< false: the next two, and the bandwidth, are unknown
@@ -39,6 +66,7 @@ struct EpochResult {
   double loss = 0;                     ///< mean over ranks and the epoch's steps
   std::optional<double> accuracy;      ///< on the test images, 0..1
   std::vector<double> step_loss;       ///< mean over the ranks, of every step
+  std::optional<PipelineResult> pipeline = std::nullopt;
   std::optional<double> speedup_vs_1;  ///< images_per_s divided by that of one rank, if such a result was given
 };
 

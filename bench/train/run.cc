@@ -14,6 +14,7 @@
 #include "bench/train/machine.h"
 #include "bench/train/model_profile.h"
 #include "bench/train/page.h"
+#include "bench/train/pipeline/pipeline_run.h"
 #include "bench/train/trainer.h"
 
 namespace shoal::train {
@@ -100,6 +101,19 @@ void add_speedups(std::vector<EpochResult>& results, const nlohmann::json& alone
                path.c_str());
 }
 
+/// Trains as the options say: replicas of the network, or pipelines.
+TrainOutcome train_as_asked(Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
+                            const std::atomic<bool>& stop) {
+  if (!options.parallel.wanted()) return train(job, model, images, options, stop);
+  const Result<PipelinePlan> plan = make_plan(job, model, images.train, options);
+  if (!plan.ok()) {
+    TrainOutcome refused;
+    refused.status = plan.status();
+    return refused;
+  }
+  return train_pipeline(job, *plan, model, images, options, stop);
+}
+
 std::string model_line(const std::string& name, const std::string& parameters, const std::string& tensors,
                        const std::string& bytes, const std::string& description) {
   std::ostringstream line;
@@ -145,8 +159,9 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
                 static_cast<long long>(size.parameters), images->train.name.c_str(), images->train.size(), images->test.size(),
                 images->origin.c_str());
-    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each, on %s\n", job->size(), job->control->nodes(),
-                options.batch, threads, job->device.is_cpu() ? "the processor" : "a GPU each");
+    std::printf("%d ranks on %d nodes, %d images a step%s, %d threads each, on %s\n", job->size(), job->control->nodes(),
+                options.batch, options.parallel.wanted() ? " of a pipeline" : " each", threads,
+                job->device.is_cpu() ? "the processor" : "a GPU each");
     std::fflush(stdout);
   }
   if (!options.profile_out.empty()) {
@@ -154,7 +169,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     return profiled.ok() ? 0 : fail(profiled);
   }
 
-  TrainOutcome outcome = train(*job, *model, *images, options, stop);
+  TrainOutcome outcome = train_as_asked(*job, *model, *images, options, stop);
   if (speaks() && !outcome.results.empty()) {
     if (!options.alone.empty()) add_speedups(outcome.results, *alone, options.alone);
     std::fputs(to_table(outcome.results).c_str(), stdout);

@@ -26,12 +26,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::int64_t kUnmeasuredSteps = 2;  // the first step opens connections, the second one regroups the gradients
-
-double seconds_since(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
 /// Runs all epochs. Functions return early with status or interrupted set in the outcome.
 class Run {
  public:

@@ -1,0 +1,251 @@
+// The settings of shoal_train's pipelines: options, files, what the ranks agree on, and what they refuse.
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/train/pipeline/exchange.h"
+#include "bench/train/pipeline/plan.h"
+#include "bench/train/pipeline/settings.h"
+#include "tests/torch/pipeline_ranks.h"
+
+namespace shoal::train {
+namespace {
+
+using parallel::pipeline_testing::check;
+using parallel::pipeline_testing::run_ranks;
+using shoal::testing::mentions_all;
+
+/// make_settings() with a configuration file of this text; "" = none.
+Result<PipelineSettings> settings_of(PipelineChoices choices, const std::string& parallel, const std::string& partition = "") {
+  if (!parallel.empty()) choices.parallel = "smp.json";
+  if (!partition.empty()) choices.partition = "cuts.json";
+  return make_settings(choices, {.parallel = parallel, .partition = partition, .profile = ""});
+}
+
+void expect_refused(const Status& status, StatusCode code, const std::vector<std::string>& facts) {
+  EXPECT_EQ(status.code(), code) << status.to_string();
+  EXPECT_TRUE(mentions_all(status.message(), facts)) << status.message();
+}
+
+constexpr const char* kCuts =
+    R"({"version": 1, "model": "net", "pipeline": "simple", "partitions": 2, "chunks": 1, "microbatches": 4,
+        "units": ["a", "b", "c"], "cuts": ["b"]})";
+
+TEST(PipelineSettings, OptionsAndFileComplement) {
+  PipelineChoices choices;
+  choices.microbatches = 8;
+  const auto settings = settings_of(choices, R"({"partitions": 4, "pipeline": "1f1b", "placement_strategy": "spread"})");
+  ASSERT_TRUE(settings.ok()) << settings.status().to_string();
+  EXPECT_EQ(settings->config.partitions, 4);
+  EXPECT_EQ(settings->config.microbatches, 8);
+  EXPECT_EQ(settings->config.pipeline, pipeline::ScheduleKind::one_f_one_b);
+  EXPECT_EQ(settings->config.placement, *pipeline::parse_placement("TPD"));
+}
+
+TEST(PipelineSettings, PartitionFileFillsIn) {
+  PipelineChoices choices;
+  choices.pipeline = "1f1b";
+  const auto settings = settings_of(choices, "", kCuts);
+  ASSERT_TRUE(settings.ok()) << settings.status().to_string();
+  EXPECT_EQ(settings->config.pipeline, pipeline::ScheduleKind::one_f_one_b);
+  EXPECT_EQ(settings->config.partitions, 2);
+  EXPECT_EQ(settings->config.microbatches, 4);
+  EXPECT_EQ(settings->partition->cuts, std::vector<int>{1});
+}
+
+TEST(PipelineSettings, BadSettingsAreNamed) {
+  PipelineChoices choices;
+  choices.partitions = 2;
+  const auto refused = [&](const std::string& file, const std::vector<std::string>& facts,
+                           StatusCode code = StatusCode::invalid_argument) {
+    expect_refused(settings_of(choices, file).status(), code, facts);
+  };
+  refused(R"({"partitions": 4})", {"smp.json", "partitions", "4", "--partitions", "2"});
+  refused(R"({"microbatchs": 4})", {"smp.json", "microbatchs", "microbatches"});
+  refused(R"({"pipeline": "fastest"})", {"smp.json", "pipeline", "fastest", "1f1b"});
+  refused(R"({"placement_strategy": "DXT"})", {"DXT", "cluster", "spread"});
+  refused(R"({"auto_partition": false, "default_partition": 0})", {"auto_partition", "--partition"});
+  refused(R"({"fp16": true, "offload_activations": true})", {"fp16", "offload_activations"}, StatusCode::unsupported);
+  refused(R"({"tensor_parallel_degree": 2})", {"tensor_parallel_degree", "2"}, StatusCode::unsupported);
+  refused(R"({"microbatches")", {"smp.json"});
+  choices.active_microbatches = 0;
+  refused("", {"active_microbatches", "0"});
+  choices.active_microbatches = 3;
+  choices.pipeline = "1f1b";
+  refused("", {"active_microbatches", "1f1b"});
+  choices.active_microbatches.reset();
+  choices.partitions = 3;
+  expect_refused(settings_of(choices, "", kCuts).status(), StatusCode::invalid_argument, {"cuts.json", "2", "3"});
+  choices.partitions.reset();
+  expect_refused(settings_of(choices, R"({"microbatches": 2})").status(), StatusCode::invalid_argument, {"partitions"});
+}
+
+TEST(PipelineSettings, FilesMustExist) {
+  PipelineChoices choices;
+  choices.profile = "/no/such/profile.json";
+  expect_refused(read_files(choices).status(), StatusCode::system_error, {"/no/such/profile.json"});
+}
+
+/// A job over the ranks of `communicator`, which it takes the place of.
+Job job_of(Communicator& communicator) {
+  Job job;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < communicator.size(); ++rank) ranks.push_back(rank);
+  job.control = *communicator.group(ranks);
+  job.places = ranks;
+  job.timeout = std::chrono::seconds(60);
+  return job;
+}
+
+void check_refused(const Status& status, StatusCode code, const std::vector<std::string>& facts) {
+  check(status.code() == code, "code of " + status.to_string());
+  check(mentions_all(status.message(), facts), "\"" + facts.front() + "\" and more in: " + status.message());
+}
+
+TEST(PipelineAgreement, FirstDifferenceIsNamedEverywhere) {
+  run_ranks(3, [](Communicator& communicator) {
+    const Job job = job_of(communicator);
+    nlohmann::ordered_json settings{{"partitions", 2}, {"microbatches", job.rank() == 2 ? 8 : 4}, {"seed", job.rank()}};
+    check_refused(agree_on_settings(job, settings, {}), StatusCode::mismatch, {"seed", "0 on rank 0", "1 on rank 1"});
+    settings["seed"] = 1;
+    check_refused(agree_on_settings(job, settings, {}), StatusCode::mismatch, {"microbatches", "4 on rank 0", "8 on rank 2"});
+    settings["microbatches"] = 4;
+    check(agree_on_settings(job, settings, {}).ok(), "equal settings");
+    if (job.rank() == 1) settings["clip_norm"] = 0.5;
+    check_refused(agree_on_settings(job, settings, {}), StatusCode::mismatch, {"clip_norm", "rank 0", "0.5 on rank 1"});
+    const Status refusal = job.rank() == 1 ? Status(StatusCode::unsupported, "not here") : Status();
+    check_refused(agree_on_settings(job, settings, refusal), StatusCode::unsupported, {"rank 1", "not here"});
+  });
+}
+
+TEST(PipelineAgreement, ErrorOfRank0ReachesAll) {
+  run_ranks(2, [](Communicator& communicator) {
+    const Job job = job_of(communicator);
+    const bool speaks = job.rank() == 0;
+    const auto text = from_rank_0(job, std::string(speaks ? "cuts" : "ignored"));
+    check(text.ok() && *text == "cuts", "the text of rank 0");
+    const Result<std::string> failed = Status(StatusCode::system_error, "no file");
+    check_refused(from_rank_0(job, speaks ? failed : Result<std::string>(std::string())).status(), StatusCode::system_error,
+                  {"no file"});
+  });
+}
+
+/// What make_plan() reads.
+class PlanFiles {
+ public:
+  /// Rank 0, which reads them, writes files; the path is the same on all ranks.
+  PlanFiles(const models::ModelInfo& model, const std::string& folder, int rank) : folder_(folder), writes_(rank == 0) {
+    images_.name = "images";
+    images_.channels = 3;
+    images_.height = images_.width = 32;
+    const auto chain = parallel::Chain::of(model.make(3, images_.classes)->parts());
+    profile_.model = model.name;
+    for (const parallel::Part& part : chain->units()) {
+      pipeline::Unit unit;
+      unit.name = part.name;
+      unit.forward_us = 100;
+      unit.backward_us = 200;
+      unit.stash_bytes = unit.output_bytes = 1000;
+      for (const auto& [name, parameter] : part.parameters())
+        unit.parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
+      profile_.units.push_back(unit);
+    }
+  }
+  [[nodiscard]] std::string write(const std::string& name, const std::string& text) const {
+    const std::string path = folder_ + "/" + name;
+    if (writes_) std::ofstream(path) << text;
+    return path;
+  }
+  [[nodiscard]] const data::Dataset& images() const { return images_; }
+  [[nodiscard]] const pipeline::Profile& profile() const { return profile_; }
+
+ private:
+  std::string folder_;
+  bool writes_;
+  data::Dataset images_;
+  pipeline::Profile profile_;
+};
+
+/// A folder that is there as long as the object.
+class Folder {
+ public:
+  Folder() { EXPECT_NE(mkdtemp(path_.data()), nullptr); }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = (std::filesystem::temp_directory_path() / "shoal-plan-XXXXXX").string();
+};
+
+TEST(PipelinePlan, IsEqualOnAllRanks) {
+  const Folder folder;
+  run_ranks(4, [&](Communicator& communicator) {
+    const Job job = job_of(communicator);
+    const models::ModelInfo model = *models::find_model("vgg11");
+    const PlanFiles files(model, folder.path(), job.rank());
+    TrainOptions options;
+    options.model = model.name;
+    options.parallel.profile = files.write("p.json", pipeline::to_json(files.profile()));
+    options.parallel.partitions = 2;
+    options.parallel.microbatches = 4;
+    options.parallel.ddp = true;
+    options.parallel.placement_strategy = "spread";
+    const auto plan = make_plan(job, model, files.images(), options);
+    check(plan.ok(), plan.status().to_string());
+    check(plan->layout.position(job.rank()) == pipeline::Position{job.rank() % 2, job.rank() / 2, 0}, "spread placement");
+    check(plan->partition.cuts() == pipeline::partition(files.profile(), plan->request)->cuts(), "the best cuts");
+    check(plan->request.rules.optimizer_states == 1, "momentum is a state");
+    check(plan->stages_at(1) == std::vector<int>{1}, "stages");
+  });
+}
+
+TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
+  const Folder folder;
+  run_ranks(2, [&](Communicator& communicator) {
+    const Job job = job_of(communicator);
+    const models::ModelInfo model = *models::find_model("vgg11");
+    const PlanFiles files(model, folder.path(), job.rank());
+    TrainOptions good;
+    good.model = model.name;
+    good.parallel.profile = files.write("p.json", pipeline::to_json(files.profile()));
+    good.parallel.partitions = 2;
+    const auto refused = [&](const auto& change, const std::vector<std::string>& facts,
+                             StatusCode code = StatusCode::invalid_argument) {
+      TrainOptions options = good;
+      change(options);
+      check_refused(make_plan(job, model, files.images(), options).status(), code, facts);
+    };
+    refused([](auto& o) { o.parallel.partitions = 1; }, {"2 ranks", "1", "ddp"});
+    refused([](auto& o) { o.parallel.partitions = 3; }, {"3", "2"});
+    refused([](auto& o) { o.parallel.memory_limit_bytes = 10; }, {"10"});
+    refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
+    refused([](auto& o) { o.checkpoint = "c.pt"; }, {"--checkpoint"}, StatusCode::unsupported);
+    refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);
+    refused([&](auto& o) { o.parallel.microbatches = 2 + job.rank(); }, {"microbatches", "rank 1"}, StatusCode::mismatch);
+    refused(
+        [&](auto& o) {
+          if (job.rank() == 1) o.parallel.pipeline = "1f1b";
+        },
+        {"pipeline", "interleaved", "1f1b"}, StatusCode::mismatch);
+    pipeline::Profile other = files.profile();
+    other.units[1].parameter_bytes += 4;
+    refused([&](auto& o) { o.parallel.profile = files.write("bytes.json", pipeline::to_json(other)); },
+            {"bytes.json", other.units[1].name, "parameter_bytes"});
+    refused([&](auto& o) { o.parallel.profile = files.write("broken.json", "{\"units\": ["); }, {"broken.json"});
+    refused([](auto& o) { o.parallel.partition = "/no/such/cuts.json"; }, {"/no/such/cuts.json"}, StatusCode::system_error);
+    refused([&](auto& o) { o.parallel.partition = files.write("cuts.json", kCuts); }, {"cuts.json", "net", "vgg11"});
+    TrainOptions many = good;
+    many.parallel.microbatches = many.batch + 1;
+    check(make_plan(job, model, files.images(), many).ok(), "more microbatches than images are one each");
+  });
+}
+
+}  // namespace
+}  // namespace shoal::train
