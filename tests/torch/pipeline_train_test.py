@@ -46,7 +46,8 @@ class TestPipelineTraining:
     def test_three_commands_train_as_one_process(self):
         profile, cuts = self.path("p.json"), self.path("cuts.json")
         run(TRAIN, "--dataset", "synthetic", "--model", "shufflenet_v2_x0.5", "--batch", "4", "--threads", "1", "--profile-out", profile)
-        run(SHOAL, "partition", profile, "--partitions", "2", "--microbatches", "3", "--optimize", "memory", "-o", cuts)
+        run(SHOAL, "partition", profile, "--partitions", "2", "--microbatches", "3", "--optimize", "memory", "--optimizer-states", "1",
+            "-o", cuts)
         row, _ = self.train("--pipeline", "interleaved", "--partition", cuts, "--profile", profile, "--batch", "12", ranks=2)
         alone, _ = self.train("--batch", "4", "--accumulate", "3")
         assert row["step_loss"] == alone["step_loss"], "bit for bit"
@@ -71,9 +72,7 @@ class TestPipelineTraining:
         assert 0 <= row["accuracy"] <= 1 and row["replicas"] == 2
 
     def test_bad_input_names_option(self):
-        self.refused(["--partitions|partitions", "missing"], "--pipeline", "1f1b")
-        self.refused(["2", "1"], "--partitions", "2")
-        self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")
+        self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")  # others: pipeline_plan_test.cc
 
     @pytest.mark.long
     @pytest.mark.parametrize("partitions", (2, 4))
