@@ -401,9 +401,7 @@ at::Tensor& fill(at::Tensor& tensor, const at::Scalar& value) {
   return tensor;
 }
 
-void on_the_cpu(const c10::OperatorHandle& operation, ::torch::jit::Stack* stack) {
-  at::native::cpu_fallback(operation, stack);
-}
+void on_the_cpu(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
@@ -413,19 +411,6 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
   c10::SetAllocator(kType, &device_allocator);
   return true;
 }();
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("empty.memory_format", &empty_in);
-  library.impl("empty_strided", &empty_strided_in);
-  library.impl("_copy_from", &copy_from);
-  library.impl("_copy_from_and_resize", &copy_from_and_resize);
-  library.impl("fill_.Scalar", &fill);
-  library.impl("view", &at::native::view);
-  library.impl("as_strided", &at::native::as_strided_tensorimpl);
-  library.impl("_reshape_alias", &at::native::_reshape_alias);
-}
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(::torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>()); }
 
 }  // namespace
 
@@ -497,3 +482,19 @@ std::optional<Allocation> allocation_of(const void* address) {
 void* host_address(const void* address) { return const_cast<void*>(memory_of(address)); }
 
 }  // namespace shoal::fake
+
+// Outside of the namespaces: in shoal, these macros would find the namespace shoal::torch.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  using namespace shoal::fake;
+  library.impl("empty.memory_format", &empty_in);
+  library.impl("empty_strided", &empty_strided_in);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("fill_.Scalar", &fill);
+  library.impl("view", &at::native::view);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&shoal::fake::on_the_cpu>());
+}

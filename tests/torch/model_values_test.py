@@ -9,7 +9,7 @@ import torch
 import reference_models
 import support
 
-DUMP = os.path.join(support.BUILD, "bin", "test_torch_dump_model")
+DUMP = [os.path.join(support.BUILD, "bin", "test_torch_training"), "dump_model"]
 TRAIN = os.path.join(support.BUILD, "bin", "shoal_train")
 SEED = 11
 MODELS = ("vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "mobilenet_v2", "shufflenet_v2_x0.5", "shufflenet_v2_x1",
@@ -26,7 +26,7 @@ def assert_close(ours, theirs, what):
 def check(name, channels, pixels, classes):
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "dump.pt")
-        subprocess.run([DUMP, name, str(channels), str(pixels), str(classes), str(SEED), file], check=True)
+        subprocess.run([*DUMP, name, str(channels), str(pixels), str(classes), str(SEED), file], check=True)
         dump = dict(torch.load(file))
     model = reference_models.make(name, channels, classes).double()
     parameters = list(model.parameters())
