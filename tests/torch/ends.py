@@ -3,6 +3,7 @@
 `ends.py CASE...` forks two ranks for each case. Each runs its part and ends like a Python program. Prints the ranks' exit statuses by case,
 as JSON. A rank whose check fails prints the error and has exit status 1.
 """
+import gc
 import json
 import os
 import signal
@@ -280,6 +281,7 @@ def exit_status(number):
     return os.waitstatus_to_exitcode(status)
 
 
+gc.freeze()  # the end of a rank collects what the rank has made, not all objects of torch once more
 statuses = {}
 for case in sys.argv[1:]:
     folder = tempfile.mkdtemp(prefix="shoal-ends-")

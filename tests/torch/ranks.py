@@ -1,4 +1,5 @@
 """Forks ranks that join a torch.distributed group of backend "shoal", and returns their results; and checks for use in a rank."""
+import gc
 import multiprocessing
 import os
 import re
@@ -52,6 +53,7 @@ def _child(body, rank, size, folder, timeout_s, arguments, pipe):
 
 def run_ranks(size, body, *arguments, timeout_s=60, deadline_s=100):
     """Runs body(rank, size, *arguments) on `size` ranks and returns their results. AssertionError if a rank raises, ends early or hangs."""
+    gc.freeze()  # else each rank's collector would go through all objects of torch, and so copy their pages
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(size):
