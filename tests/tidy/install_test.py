@@ -1,5 +1,6 @@
 """An installed copy is found by a three-line CMake project and by pkg-config."""
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -76,3 +77,19 @@ class TestInstalled:
     def test_installed_programs_run(self):
         for program in ("shoal", "shoal_perf"):
             self.run_quietly(os.path.join(self.prefix, "bin", program), "--help")
+
+    def test_installed_headers_find_each_other(self):
+        include = os.path.join(self.prefix, "include")
+        headers = [os.path.join(root, name) for root, _, files in os.walk(include) for name in files]
+        assert len(headers) > 10
+        missing = []
+        for header in headers:
+            with open(header, encoding="utf-8") as file:
+                text = file.read()
+            for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):  # of the component torch
+                if not os.path.exists(os.path.join(include, "shoal/torch", name)):
+                    missing.append(f"{os.path.relpath(header, include)}: {name}")
+            for name in re.findall(r"^#include <(shoal/[^>]+)>", text, re.MULTILINE):
+                if not os.path.exists(os.path.join(include, name)):
+                    missing.append(f"{os.path.relpath(header, include)}: {name}")
+        assert missing == []
