@@ -31,7 +31,8 @@ void train() {
   request.rules.shape.microbatches = kMicrobatches;
   auto partition = parallel::partition_chain(chain, images.narrow(0, 0, 2), *communicator, request).value();
   auto stages = parallel::make_stages(chain, partition, communicator->rank(), communicator->size()).value();
-  parallel::PipelineModel pipeline(stages, *communicator, {.microbatches = kMicrobatches, .stage_times = partition.times});
+  parallel::PipelineOptions options{.microbatches = kMicrobatches, .stage_times = partition.times};
+  parallel::PipelineModel pipeline(stages, *communicator, options);
   torch::optim::SGD optimizer(pipeline.parameters(), kLearningRate);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
