@@ -107,12 +107,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
                     fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
     }
     if (Status status = check(launch->rank, launch->size, options); !status.ok()) return status;
-    auto wired = connect_job(opened->store.get(), launch->rank, launch->size, opened->key, launch->job, options);
+    auto wired = connect_job(opened->store.get(), launch->rank, launch->size, opened->key, launch->job, deadline, options);
     if (!wired.ok()) return wired.status();
     return std::unique_ptr<Communicator>(
         new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
   }
-  auto wired = connect_job(nullptr, 0, 1, {}, {}, options);
+  auto wired = connect_job(nullptr, 0, 1, {}, {}, deadline, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -120,11 +120,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
 
 Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int rank, int size, CommunicatorOptions options) {
   if (Status status = check(rank, size, options); !status.ok()) return status;
+  const auto deadline = deadline_after(options.timeout);
   const auto key = job_key();
   if (!key.ok()) return key.status();
   raise_descriptor_limit();
   const StartupWatch watch(rank, size);
-  auto wired = connect_job(&store, rank, size, *key, setting("SHOAL_JOB_ID"), options);
+  auto wired = connect_job(&store, rank, size, *key, setting("SHOAL_JOB_ID"), deadline, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));

@@ -586,14 +586,14 @@ class JobStart {
 }  // namespace
 
 Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey& key, const std::string& job,
-                                 CommunicatorOptions& options) {
+                                 std::chrono::steady_clock::time_point deadline, CommunicatorOptions& options) {
   if (size == 1) return connect_alone(options);
   if (Status status = store->enter(rank, size); !status.ok()) {
     store->leave();
     return status;
   }
   const AbsentRanks absent([store, size] { return store->absent(size); });
-  StartupExchange exchange(*store, rank, size, deadline_after(options.timeout));
+  StartupExchange exchange(*store, rank, size, deadline);
   auto opened = std::make_unique<Opened>();
   auto connected = JobStart(exchange, *opened, rank, size, key, job, options).run();
   if (connected.ok()) {

@@ -1,6 +1,7 @@
 // The start-up of a communicator: from a Store to connected links.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,9 +29,9 @@ struct ConnectedJob {
 /// registers the result with the progress thread. Collective over the ranks of `store` (null for a job of one rank). Rank 0's
 /// algorithm, transports and settings apply to all ranks; its algorithm is written back to `options`. The links authenticate
 /// with a key that is derived from `key`, the job's key, and from what rank 0 publishes in the store. `job` is the user's name
-/// of the job, for its flight record. Takes at most options.timeout. Errors name the missing rank; invalid_argument where
+/// of the job, for its flight record. Ends by `deadline`. Errors name the missing rank; invalid_argument where
 /// traffic is to be encrypted and the key is not secret.
 Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey& key, const std::string& job,
-                                 CommunicatorOptions& options);
+                                 std::chrono::steady_clock::time_point deadline, CommunicatorOptions& options);
 
 }  // namespace shoal

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -118,6 +119,39 @@ TEST(StartUp, AllRanksRefuseEncryptionWithoutSecretKey) {
     EXPECT_THAT(outcome.output,
                 AllOf(HasSubstr("invalid_argument: "), HasSubstr("SHOAL_ENCRYPTION=on"), HasSubstr("SHOAL_JOB_KEY_FILE")));
   }
+}
+
+/// A Store that a rank needs 3 s to enter.
+class SlowToEnter final : public Store {
+ public:
+  explicit SlowToEnter(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+  Status enter(int rank, int size) override {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    return store_->enter(rank, size);
+  }
+  Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override { return store_->get(key, deadline); }
+
+ private:
+  std::unique_ptr<Store> store_;
+};
+
+// Not from the moment when the store is open.
+TEST(StartUp, TimeoutCountsFromTheCall) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    if (rank == 1) return "absent";
+    auto files = make_file_store(directory);
+    if (!files.ok()) return files.status().to_string();
+    SlowToEnter store(std::move(*files));
+    CommunicatorOptions options = over_tcp();
+    options.timeout = std::chrono::seconds(4);
+    const auto start = Clock::now();
+    const Status status = Communicator::create(store, rank, size, options).status();
+    const double seconds = seconds_since(start);
+    return status.code() == StatusCode::timeout && seconds < 6 ? "timeout"
+                                                               : fmt::format("{} s, {}", seconds, status.to_string());
+  });
+  EXPECT_EQ(outcomes[0].output, "timeout");
 }
 
 // mpirun's daemons send the key between hosts in the clear, so it is no secret there.
