@@ -20,8 +20,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "tests/facts.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::parallel::pipeline_testing {
 
@@ -77,6 +80,22 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     EXPECT_EQ(outcome, rank == killed ? SIGKILL : 0) << "rank " << rank;
   }
   std::filesystem::remove_all(folder);
+}
+
+/// A group of some ranks of `all`.
+inline c10::intrusive_ptr<c10d::ProcessGroup> make_group(Communicator& all, const std::vector<int>& ranks) {
+  auto communicator = all.group(ranks);
+  check(communicator.ok(), communicator.status().to_string());
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(std::chrono::milliseconds(60'000));
+  const int rank = (*communicator)->rank();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, static_cast<int>(ranks.size()));
+  group->setBackend(
+      at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+      c10::make_intrusive<torch::ProcessGroupShoal>(*std::move(communicator), torch::StartRound{store, 0}, std::move(options)));
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  group->setGroupName("group");
+  return group;
 }
 
 constexpr std::int64_t kChannels = 4;

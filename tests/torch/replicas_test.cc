@@ -7,13 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
 #include "src/pipeline/layout.h"
 #include "tests/torch/pipeline_ranks.h"
 #include "torch_plugin/parallel/gradients/gradient_norm.h"
 #include "torch_plugin/parallel/replicas/replica_reduction.h"
-#include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::parallel::pipeline_testing {
 namespace {
@@ -21,24 +18,8 @@ namespace {
 using pipeline::Axis;
 using pipeline::Layout;
 using pipeline::ScheduleKind;
-using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr int kReplicas = 2;
-
-ProcessGroup make_group(Communicator& all, const std::vector<int>& ranks) {
-  auto communicator = all.group(ranks);
-  check(communicator.ok(), communicator.status().to_string());
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(std::chrono::milliseconds(60'000));
-  const int rank = (*communicator)->rank();
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, static_cast<int>(ranks.size()));
-  group->setBackend(
-      at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
-      c10::make_intrusive<torch::ProcessGroupShoal>(*std::move(communicator), torch::StartRound{store, 0}, std::move(options)));
-  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  group->setGroupName("group");
-  return group;
-}
 
 /// A rank of `kReplicas` pipelines.
 struct ReplicaRank {

@@ -7,4 +7,5 @@
 #include "torch_plugin/parallel/profiler/profiler.h"
 #include "torch_plugin/parallel/recompute/recompute.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
+#include "torch_plugin/parallel/tensor/layer_pairs.h"
 #include "torch_plugin/parallel/tensor/layer_slices.h"

@@ -81,6 +81,10 @@ class DenseNet121 final : public ImageClassifier {
     add_function("mean", mean_over_image);
     add_layer("head", register_module("head", nn::Linear(width, classes)));
     start_convolutions(*this);
+    add_pair({"layers.*.narrow.conv", {"layers.*.grow.norm"}, "layers.*.grow.conv"});
+    keep_whole({"layers.*.narrow.norm"}, "works on the output of all layers before it, which every rank has");
+    keep_whole({"layers.*.halve.conv", "layers.*.halve.norm"}, "a transition has one convolution, no pair");
+    keep_whole({"stem", "norm", "head"}, kOutside);
   }
 };
 

@@ -78,6 +78,12 @@ class MobileNetV2 final : public ImageClassifier {
     add_function("mean", mean_over_image);
     add_layer("head", register_module("head", nn::Linear(kHeadWidth, classes)));
     start_convolutions(*this);
+    add_pair({"blocks.*.widen.conv",
+              {"blocks.*.widen.norm", "blocks.*.depthwise.conv", "blocks.*.depthwise.norm"},
+              "blocks.*.narrow.conv"});
+    keep_whole({"blocks.*.narrow.norm"}, kBehindSum);
+    keep_whole({"blocks.*.shortcut.conv", "blocks.*.shortcut.norm"}, "a shortcut has one layer, no pair");
+    keep_whole({"stem.*", "last.*", "head"}, kOutside);
   }
 };
 

@@ -14,6 +14,7 @@
 
 #include "torch_plugin/ddp/announcing.h"
 #include "torch_plugin/parallel/chain/part.h"
+#include "torch_plugin/parallel/tensor/layer_pairs.h"
 
 namespace shoal::models {
 
@@ -25,6 +26,8 @@ class ImageClassifier : public ::torch::nn::Module, public ddp::Announcing {
   virtual at::Tensor forward(at::Tensor images);
   /// What forward() does, for parallel::Chain::of(). They share the modules of the network and need nothing else of it.
   [[nodiscard]] const std::vector<parallel::Part>& parts() const { return parts_; }
+  /// The layers that several ranks can share, for parallel::split_pairs().
+  [[nodiscard]] const parallel::LayerPairs& pairs() const { return pairs_; }
 
  protected:
   /// The next part of forward() is `block`, registered as `name`, with dots if inside others. It announces its own layers.
@@ -43,9 +46,19 @@ class ImageClassifier : public ::torch::nn::Module, public ddp::Announcing {
   void add_function(const std::string& name, std::function<at::Tensor(at::Tensor)> function) {
     parts_.push_back({name, {}, std::move(function)});
   }
+  /// Several ranks can share these layers.
+  void add_pair(parallel::LayerPair pair) { pairs_.pairs.push_back(std::move(pair)); }
+  /// Why layers belong to no pair.
+  void keep_whole(const std::vector<std::string>& patterns, const std::string& reason) {
+    for (const std::string& pattern : patterns) pairs_.whole.push_back({pattern, reason});
+  }
+  /// Reasons that several networks have.
+  static constexpr const char* kOutside = "outside of the blocks";
+  static constexpr const char* kBehindSum = "works on the sum, which every rank has";
 
  private:
   std::vector<parallel::Part> parts_;
+  parallel::LayerPairs pairs_;
 };
 
 /// One entry of the suite.

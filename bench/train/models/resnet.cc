@@ -78,6 +78,21 @@ class ResNet final : public ImageClassifier {
     add_function("mean", mean_over_image);
     add_layer("head", register_module("head", nn::Linear(in, classes)));
     start_convolutions(*this);
+    add_pairs(bottleneck);
+  }
+
+ private:
+  void add_pairs(bool bottleneck) {
+    if (bottleneck) {
+      add_pair({"blocks.*.conv2.conv", {"blocks.*.conv2.norm"}, "blocks.*.conv3.conv"});
+      keep_whole({"blocks.*.conv1.conv", "blocks.*.conv1.norm"}, "before the pair of its block");
+      keep_whole({"blocks.*.conv3.norm"}, kBehindSum);
+    } else {
+      add_pair({"blocks.*.conv1.conv", {"blocks.*.conv1.norm"}, "blocks.*.conv2.conv"});
+      keep_whole({"blocks.*.conv2.norm"}, kBehindSum);
+    }
+    keep_whole({"blocks.*.shortcut.conv", "blocks.*.shortcut.norm"}, "a shortcut has one layer, no pair");
+    keep_whole({"stem.*", "head"}, kOutside);
   }
 };
 

@@ -106,6 +106,13 @@ class ShuffleNetV2 final : public ImageClassifier {
     add_function("mean", mean_over_image);
     add_layer("head", register_module("head", nn::Linear(widths.last, classes)));
     start_convolutions(*this);
+    add_pair({"units.*.branch.first.conv",
+              {"units.*.branch.first.norm", "units.*.branch.depthwise.conv", "units.*.branch.depthwise.norm"},
+              "units.*.branch.second.conv"});
+    keep_whole({"units.*.branch.second.norm"}, kBehindSum);
+    keep_whole({"units.*.depthwise.conv", "units.*.depthwise.norm", "units.*.pointwise.conv", "units.*.pointwise.norm"},
+               "its branch has one convolution of all channels, no pair");
+    keep_whole({"stem.*", "last.*", "head"}, kOutside);
   }
 };
 

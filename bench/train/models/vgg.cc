@@ -24,17 +24,27 @@ class Vgg final : public ImageClassifier {
   Vgg(const Convolutions& convolutions, int channels, int classes) {
     int in = channels;
     for (std::size_t stage = 0; stage < convolutions.size(); ++stage) {
+      std::string unpaired;  // the convolution before, if it belongs to no pair
       for (int layer = 0; layer < convolutions[stage]; ++layer) {
         const ConvolutionShape shape{.in = in, .out = kStageWidths[stage], .bias = true};
         const std::string name = "conv" + std::to_string(stage + 1) + "_" + std::to_string(layer + 1);
         add_block(name, register_module(name, std::make_shared<ConvNorm>(*this, shape)));
         add_function("relu", rectify);
         in = kStageWidths[stage];
+        if (unpaired.empty()) {
+          unpaired = name;
+          continue;
+        }
+        add_pair({unpaired + ".conv", {unpaired + ".norm"}, name + ".conv"});
+        keep_whole({name + ".norm"}, kBehindSum);
+        unpaired.clear();
       }
+      if (!unpaired.empty()) keep_whole({unpaired + ".*"}, "its stage has no convolution left for a pair");
       add_function("pool", halve_sides);
     }
     add_function("mean", mean_over_image);
     add_layer("head", register_module("head", nn::Linear(in, classes)));
+    keep_whole({"head"}, kOutside);
     start_convolutions(*this);
   }
 };

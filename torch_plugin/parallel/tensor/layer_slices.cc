@@ -48,10 +48,39 @@ void refuse_groups(const nn::Conv2d& layer, const std::string& name) {
 
 }  // namespace
 
-std::int64_t LayerSlices::slice_of(std::int64_t whole, const char* what, const std::string& name) const {
+void LayerSlices::check_divisible(std::int64_t whole, const char* what, const std::string& name) const {
   TORCH_CHECK_VALUE(whole % count() == 0, name, " has ", whole, " ", what, ", which tensor_parallel_degree ", count(),
                     " does not divide");
-  return whole / count();
+}
+
+void LayerSlices::check_outputs(const nn::Linear& layer, const std::string& name) const {
+  check_divisible(layer->options.out_features(), "outputs", name);
+}
+
+void LayerSlices::check_outputs(const nn::Conv2d& layer, const std::string& name) const {
+  refuse_groups(layer, name);
+  check_divisible(layer->options.out_channels(), "output channels", name);
+}
+
+void LayerSlices::check_inputs(const nn::Linear& layer, const std::string& name) const {
+  check_divisible(layer->options.in_features(), "inputs", name);
+}
+
+void LayerSlices::check_inputs(const nn::Conv2d& layer, const std::string& name) const {
+  refuse_groups(layer, name);
+  check_divisible(layer->options.in_channels(), "input channels", name);
+}
+
+void LayerSlices::check_channels(const nn::BatchNorm2d& layer, const std::string& name) const {
+  check_divisible(layer->options.num_features(), "channels", name);
+}
+
+void LayerSlices::check_channels(const nn::Conv2d& layer, const std::string& name) const {
+  const std::int64_t channels = layer->options.in_channels();
+  TORCH_CHECK_VALUE(layer->options.groups() == channels, name, " has ", layer->options.groups(), " groups and ", channels,
+                    " input channels: only a depthwise convolution is split by channels");
+  check_divisible(layer->options.out_channels(), "output channels", name);
+  check_divisible(channels, "input channels", name);
 }
 
 void LayerSlices::keep_slice(at::Tensor& tensor, std::int64_t dimension, const std::string& name) {
@@ -65,35 +94,38 @@ void LayerSlices::keep_slice(at::Tensor& tensor, std::int64_t dimension, const s
 
 void LayerSlices::split_outputs(nn::Linear& layer, const std::string& name) {
   if (count() == 1) return;
-  layer->options.out_features(slice_of(layer->options.out_features(), "outputs", name));
+  check_outputs(layer, name);
+  layer->options.out_features(layer->options.out_features() / count());
   keep_slice(layer->weight, 0, name + ".weight");
   keep_slice(layer->bias, 0, name + ".bias");
 }
 
 void LayerSlices::split_outputs(nn::Conv2d& layer, const std::string& name) {
   if (count() == 1) return;
-  refuse_groups(layer, name);
-  layer->options.out_channels(slice_of(layer->options.out_channels(), "output channels", name));
+  check_outputs(layer, name);
+  layer->options.out_channels(layer->options.out_channels() / count());
   keep_slice(layer->weight, 0, name + ".weight");
   keep_slice(layer->bias, 0, name + ".bias");
 }
 
 void LayerSlices::split_inputs(nn::Linear& layer, const std::string& name) {
   if (count() == 1) return;
-  layer->options.in_features(slice_of(layer->options.in_features(), "inputs", name));
+  check_inputs(layer, name);
+  layer->options.in_features(layer->options.in_features() / count());
   keep_slice(layer->weight, 1, name + ".weight");
 }
 
 void LayerSlices::split_inputs(nn::Conv2d& layer, const std::string& name) {
   if (count() == 1) return;
-  refuse_groups(layer, name);
-  layer->options.in_channels(slice_of(layer->options.in_channels(), "input channels", name));
+  check_inputs(layer, name);
+  layer->options.in_channels(layer->options.in_channels() / count());
   keep_slice(layer->weight, 1, name + ".weight");
 }
 
 void LayerSlices::split_channels(nn::BatchNorm2d& layer, const std::string& name) {
   if (count() == 1) return;
-  layer->options.num_features(slice_of(layer->options.num_features(), "channels", name));
+  check_channels(layer, name);
+  layer->options.num_features(layer->options.num_features() / count());
   keep_slice(layer->weight, 0, name + ".weight");
   keep_slice(layer->bias, 0, name + ".bias");
   keep_slice(layer->running_mean, 0, name + ".running_mean");
@@ -102,11 +134,9 @@ void LayerSlices::split_channels(nn::BatchNorm2d& layer, const std::string& name
 
 void LayerSlices::split_channels(nn::Conv2d& layer, const std::string& name) {
   if (count() == 1) return;
-  const std::int64_t channels = layer->options.in_channels();
-  TORCH_CHECK_VALUE(layer->options.groups() == channels, name, " has ", layer->options.groups(), " groups and ", channels,
-                    " input channels: only a depthwise convolution is split by channels");
-  const std::int64_t outputs = slice_of(layer->options.out_channels(), "output channels", name);
-  const std::int64_t size = slice_of(channels, "input channels", name);
+  check_channels(layer, name);
+  const std::int64_t outputs = layer->options.out_channels() / count();
+  const std::int64_t size = layer->options.in_channels() / count();
   layer->options.in_channels(size).groups(size).out_channels(outputs);
   keep_slice(layer->weight, 0, name + ".weight");
   keep_slice(layer->bias, 0, name + ".bias");

@@ -49,6 +49,14 @@ class LayerSlices {
   [[nodiscard]] int index() const { return group_ ? group_->getRank() : 0; }
   [[nodiscard]] int count() const { return group_ ? group_->getSize() : 1; }
 
+  /// Throw what the split_ functions below would throw, and change nothing.
+  void check_outputs(const ::torch::nn::Linear& layer, const std::string& name) const;
+  void check_outputs(const ::torch::nn::Conv2d& layer, const std::string& name) const;
+  void check_inputs(const ::torch::nn::Linear& layer, const std::string& name) const;
+  void check_inputs(const ::torch::nn::Conv2d& layer, const std::string& name) const;
+  void check_channels(const ::torch::nn::BatchNorm2d& layer, const std::string& name) const;
+  void check_channels(const ::torch::nn::Conv2d& layer, const std::string& name) const;
+
   /// This rank keeps the outputs (output channels) that are its slice. Not for grouped convolutions.
   void split_outputs(::torch::nn::Linear& layer, const std::string& name);
   void split_outputs(::torch::nn::Conv2d& layer, const std::string& name);
@@ -79,8 +87,7 @@ class LayerSlices {
   [[nodiscard]] const std::vector<SplitTensor>& split() const { return split_; }
 
  private:
-  /// The size of this rank's slice of `whole`. Throws.
-  [[nodiscard]] std::int64_t slice_of(std::int64_t whole, const char* what, const std::string& name) const;
+  void check_divisible(std::int64_t whole, const char* what, const std::string& name) const;
   /// Replaces `tensor` by its slice along `dimension` and notes it.
   void keep_slice(at::Tensor& tensor, std::int64_t dimension, const std::string& name);
 
