@@ -168,7 +168,8 @@ class Splitter {
   }
 
   Status check(const Task& task, Width& width) {
-    const auto& [name, module] = task.layer;
+    const std::string& name = task.layer.name;
+    const std::shared_ptr<nn::Module>& module = task.layer.module;
     bool is_known = false;
     try {
       const auto note = [&](const auto& layer) { width = width_of(layer); };
@@ -200,7 +201,8 @@ class Splitter {
   }
 
   void split(const Task& task) {
-    const auto& [name, module] = task.layer;
+    const std::string& name = task.layer.name;
+    const std::shared_ptr<nn::Module>& module = task.layer.module;
     switch (task.place) {
       case Place::first:
         use_as<nn::Conv2d, nn::Linear>(module, [&](auto& layer) {
