@@ -76,9 +76,9 @@ void add_element(ModelCall& model, int rank) {
   } else if (model.kind != CollectiveKind::all_to_all) {
     ++model.shares.back();
   } else {
-    const int last = model.ranks - 1;
-    const int from = rank == last ? 0 : rank;
-    ++model.shares[static_cast<std::size_t>(from * model.ranks + last)];
+    const auto last = static_cast<std::size_t>(model.ranks - 1);
+    const std::size_t from = rank == model.ranks - 1 ? 0 : static_cast<std::size_t>(rank);
+    ++model.shares[from * static_cast<std::size_t>(model.ranks) + last];
   }
 }
 
