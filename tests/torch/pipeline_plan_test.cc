@@ -12,10 +12,12 @@
 #include "bench/train/pipeline/plan.h"
 #include "bench/train/pipeline/settings.h"
 #include "tests/torch/pipeline_ranks.h"
+#include "torch_plugin/parallel/partition/text_of_rank_0.h"
 
 namespace shoal::train {
 namespace {
 
+using parallel::text_of_rank_0;
 using parallel::pipeline_testing::check;
 using parallel::pipeline_testing::run_ranks;
 using shoal::testing::mentions_all;
@@ -125,13 +127,12 @@ TEST(PipelineAgreement, FirstDifferenceIsNamedEverywhere) {
 
 TEST(PipelineAgreement, ErrorOfRank0ReachesAll) {
   run_ranks(2, [](Communicator& communicator) {
-    const Job job = job_of(communicator);
-    const bool speaks = job.rank() == 0;
-    const auto text = from_rank_0(job, std::string(speaks ? "cuts" : "ignored"));
+    const bool speaks = communicator.rank() == 0;
+    const auto text = text_of_rank_0(communicator, std::string(speaks ? "cuts" : "ignored"));
     check(text.ok() && *text == "cuts", "the text of rank 0");
     const Result<std::string> failed = Status(StatusCode::system_error, "no file");
-    check_refused(from_rank_0(job, speaks ? failed : Result<std::string>(std::string())).status(), StatusCode::system_error,
-                  {"no file"});
+    check_refused(text_of_rank_0(communicator, speaks ? failed : Result<std::string>(std::string())).status(),
+                  StatusCode::system_error, {"no file"});
   });
 }
 

@@ -1,7 +1,6 @@
 #include "bench/train/pipeline/exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -50,20 +49,6 @@ Status difference(const Json& first, const Json& other, std::size_t rank) {
 }
 
 }  // namespace
-
-Result<std::string> from_rank_0(const Job& job, const Result<std::string>& own) {
-  std::array<std::int64_t, 2> header{};  // code, bytes
-  std::string text;
-  if (job.rank() == 0) {
-    text = own.ok() ? *own : own.status().message();
-    header = {static_cast<std::int64_t>(own.status().code()), static_cast<std::int64_t>(text.size())};
-  }
-  if (Status status = job.control->broadcast(header.data(), header.size(), DataType::int64, 0); !status.ok()) return status;
-  text.resize(static_cast<std::size_t>(header[1]));
-  if (Status status = job.control->broadcast(text.data(), text.size(), DataType::uint8, 0); !status.ok()) return status;
-  if (header[0] != 0) return Status(static_cast<StatusCode>(header[0]), text);
-  return text;
-}
 
 Status agree_on_settings(const Job& job, const Json& settings, const Status& refusal) {
   Json own = settings;

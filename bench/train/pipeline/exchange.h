@@ -1,4 +1,4 @@
-// Texts that the ranks tell each other before training.
+// The comparison of all ranks' settings before training.
 #pragma once
 
 #include <string>
@@ -10,9 +10,6 @@
 #include "bench/train/job.h"
 
 namespace shoal::train {
-
-/// What rank 0 passes, on all ranks: the text, or its error. Other ranks pass anything. Collective.
-Result<std::string> from_rank_0(const Job& job, const Result<std::string>& own);
 
 /// ok if all ranks pass an object with the same values and none passes a `refusal`. Else the same error on all ranks: the first
 /// refusal, or mismatch with the first key that differs from rank 0's, both values and ranks. Collective.

@@ -11,6 +11,7 @@
 #include "bench/train/pipeline/exchange.h"
 #include "bench/train/pipeline/settings.h"
 #include "src/pipeline/partition_file.h"
+#include "torch_plugin/parallel/partition/text_of_rank_0.h"
 
 namespace shoal::train {
 namespace {
@@ -82,7 +83,7 @@ Result<std::string> files_text(const Job& job, const PipelineChoices& choices) {
 }
 
 Result<PipelineSettings> agreed_settings(const Job& job, const TrainOptions& options, PipelineFiles& files) {
-  const Result<std::string> text = from_rank_0(job, files_text(job, options.parallel));
+  const Result<std::string> text = parallel::text_of_rank_0(*job.control, files_text(job, options.parallel));
   if (!text.ok()) return text.status();
   const Json parts = Json::parse(*text);
   files = {parts[0].get<std::string>(), parts[1].get<std::string>(), parts[2].get<std::string>()};
@@ -172,8 +173,9 @@ Result<PipelinePlan> make_plan(const Job& job, const models::ModelInfo& model, c
   if (!settings.ok()) return settings.status();
   Result<pipeline::Layout> layout = settings->config.layout(job.size());
   if (!layout.ok()) return layout.status();
-  const Result<std::string> text = from_rank_0(
-      job, job.rank() == 0 ? profile_text(*settings, files, model, images, options) : Result<std::string>(std::string()));
+  const Result<std::string> text =
+      parallel::text_of_rank_0(*job.control, job.rank() == 0 ? profile_text(*settings, files, model, images, options)
+                                                             : Result<std::string>(std::string()));
   if (!text.ok()) return text.status();
   Result<pipeline::Profile> profile = pipeline::parse_profile(*text, "profile of rank 0");
   if (!profile.ok()) return profile.status();

@@ -6,25 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "torch_plugin/parallel/partition/text_of_rank_0.h"
 #include "torch_plugin/parallel/profiler/profiler.h"
 
 namespace shoal::parallel {
 namespace {
-
-/// Text of rank 0, or its error: the same on all ranks.
-Result<std::string> from_rank_0(Communicator& communicator, const Result<std::string>& own) {
-  struct Head {
-    std::int64_t bytes;
-    std::int64_t code;
-  };
-  std::string text = own.ok() ? *own : own.status().message();
-  Head head{static_cast<std::int64_t>(text.size()), static_cast<std::int64_t>(own.status().code())};
-  if (Status status = communicator.broadcast(&head, sizeof head, DataType::uint8, 0); !status.ok()) return status;
-  text.resize(static_cast<std::size_t>(head.bytes));
-  if (Status status = communicator.broadcast(text.data(), text.size(), DataType::uint8, 0); !status.ok()) return status;
-  if (head.code != static_cast<std::int64_t>(StatusCode::ok)) return Status(static_cast<StatusCode>(head.code), text);
-  return text;
-}
 
 /// The first unit in which `chain` is not what was profiled; -1 = none.
 int first_difference(const Chain& chain, const pipeline::Profile& profile) {
@@ -57,7 +43,7 @@ Result<pipeline::Partition> partition_chain(const Chain& chain, const at::Tensor
     const Result<pipeline::Profile> profiled = profile(chain, microbatch);
     measured = profiled.ok() ? Result<std::string>(pipeline::to_json(*profiled)) : Result<std::string>(profiled.status());
   }
-  const Result<std::string> text = from_rank_0(communicator, measured);
+  const Result<std::string> text = text_of_rank_0(communicator, measured);
   if (!text.ok()) return text.status();
   const Result<pipeline::Profile> profile = pipeline::parse_profile(*text, "profile of rank 0");
   if (!profile.ok()) return profile.status();
