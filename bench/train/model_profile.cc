@@ -27,7 +27,7 @@ Status measure_and_write(at::Device device, const models::ModelInfo& info, const
   if (options.precision != "fp32") {
     return {StatusCode::unsupported, "--profile-out measures fp32 only; omit --precision " + options.precision};
   }
-  const Result<pipeline::Profile> profile = describe_units(device, info, images, options, options.batch, /*measures=*/true);
+  const Result<pipeline::Profile> profile = describe_units(device, info, images, options, options.batch, /*measures=*/true, {});
   if (!profile.ok()) return {profile.status().code(), "--profile-out: " + profile.status().message()};
   if (const Status written = write_text(pipeline::to_json(*profile), options.profile_out); !written.ok()) return written;
   std::printf("wrote the costs of %zu units, for %d images each, to %s\n", profile->units.size(), options.batch,
@@ -53,10 +53,13 @@ pipeline::Profile unmeasured(const parallel::Chain& chain) {
 }  // namespace
 
 Result<pipeline::Profile> describe_units(at::Device device, const models::ModelInfo& info, const data::Dataset& images,
-                                         const TrainOptions& options, std::int64_t microbatch, bool measures) {
+                                         const TrainOptions& options, std::int64_t microbatch, bool measures,
+                                         const parallel::LayerSlices::Group& group) {
   ::torch::manual_seed(options.seed);
   const auto model = info.make(images.channels, images.classes);
   model->to(device);
+  const Result<parallel::TensorSplit> split = parallel::split_pairs(*model, *model, model->pairs(), group);
+  if (!split.ok()) return split.status();
   const Result<parallel::Chain> chain = parallel::Chain::of(model->parts());
   if (!chain.ok()) return chain.status();
   pipeline::Profile profile = unmeasured(*chain);

@@ -73,7 +73,7 @@ TEST(PipelineSettings, BadSettingsAreNamed) {
   refused(R"({"placement_strategy": "DXT"})", {"DXT", "cluster", "spread"});
   refused(R"({"auto_partition": false, "default_partition": 0})", {"auto_partition", "--partition"});
   refused(R"({"fp16": true, "offload_activations": true})", {"fp16", "offload_activations"}, StatusCode::unsupported);
-  refused(R"({"tensor_parallel_degree": 2})", {"tensor_parallel_degree", "2"}, StatusCode::unsupported);
+  refused(R"({"tensor_parallel_degree": 0})", {"tensor_parallel_degree", "0"});
   refused(R"({"microbatches")", {"smp.json"});
   choices.active_microbatches = 0;
   refused("", {"active_microbatches", "0"});
@@ -225,6 +225,7 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     };
     refused([](auto& o) { o.parallel.partitions = 1; }, {"2 ranks", "1", "ddp"});
     refused([](auto& o) { o.parallel.partitions = 3; }, {"3", "2"});
+    refused([](auto& o) { o.parallel.tensor_parallel_degree = 2; }, {"tensor_parallel_degree 2", "2 ranks"});
     refused([](auto& o) { o.parallel.memory_limit_bytes = 10; }, {"10"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
     refused([](auto& o) { o.checkpoint = "c.pt"; }, {"--checkpoint"}, StatusCode::unsupported);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -47,7 +48,8 @@ void check_throws(const std::function<void()>& body, const std::vector<std::stri
   check(false, "throws \"" + facts.front() + "\"");
 }
 
-/// Forks ranks that run `body(communicator)` on one thread; an exception fails the test. The rank `killed` must die by SIGKILL.
+/// Forks ranks that run `body(communicator)` on one thread; an exception fails the test. The rank `killed` must die by SIGKILL,
+/// or stop: then it is killed when all others have ended.
 /// This process never starts torch's threads, because they would not survive a fork.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body, int killed = -1) {
   std::string folder = (std::filesystem::temp_directory_path() / "shoal-pipeline-XXXXXX").string();
@@ -74,10 +76,17 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     }
     children.push_back(child);
   }
-  for (int rank = 0; rank < ranks; ++rank) {
+  const auto expect_end = [&](int rank, int wanted) {
     int outcome = -1;
     ASSERT_EQ(waitpid(children[static_cast<std::size_t>(rank)], &outcome, 0), children[static_cast<std::size_t>(rank)]);
-    EXPECT_EQ(outcome, rank == killed ? SIGKILL : 0) << "rank " << rank;
+    EXPECT_EQ(outcome, wanted) << "rank " << rank;
+  };
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank != killed) expect_end(rank, 0);
+  }
+  if (killed >= 0) {
+    kill(children[static_cast<std::size_t>(killed)], SIGKILL);
+    expect_end(killed, SIGKILL);
   }
   std::filesystem::remove_all(folder);
 }

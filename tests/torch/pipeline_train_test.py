@@ -71,6 +71,19 @@ class TestPipelineTraining:
         assert ranks[0]["parameters"] != ranks[2]["parameters"]
         assert 0 <= row["accuracy"] <= 1 and row["replicas"] == 2
 
+    def test_slices_train_as_whole_layers(self):
+        row, done = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--tensor-parallel", "2", "--clip-norm", "1",
+                               "--batch", "8", "--evaluate", ranks=4)
+        alone, _ = self.train("--pipeline", "1f1b", "--partitions", "1", "--microbatches", "2", "--clip-norm", "1", "--batch", "8", "--evaluate")
+        assert row["step_loss"] == pytest.approx(alone["step_loss"], rel=1e-4)
+        assert row["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
+        ranks = row["pipeline_ranks"]
+        assert [(rank["stage"], rank["slice"]) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert row["tensor_parallel"] == 2 and "layers are split over 2 ranks" in done.stdout
+        assert row["peak_bytes_predicted"] < alone["peak_bytes_predicted"]
+        for rank in ranks:
+            assert rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+
     def test_bad_input_names_option(self):
         self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")  # others: pipeline_plan_test.cc
 

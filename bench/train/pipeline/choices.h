@@ -18,6 +18,7 @@ struct PipelineChoices {
   std::optional<std::int64_t> microbatches;
   std::optional<std::int64_t> chunks;
   std::optional<std::int64_t> active_microbatches;
+  std::optional<std::int64_t> tensor_parallel_degree;
   std::optional<std::string> optimize;
   std::optional<double> memory_weight;
   std::optional<std::int64_t> memory_limit_bytes;
@@ -30,7 +31,8 @@ struct PipelineChoices {
 
   /// Whether the network is trained in a pipeline.
   [[nodiscard]] bool wanted() const {
-    return pipeline.has_value() || partitions.has_value() || !parallel.empty() || !partition.empty();
+    return pipeline.has_value() || partitions.has_value() || tensor_parallel_degree.has_value() || !parallel.empty() ||
+           !partition.empty();
   }
 };
 

@@ -95,6 +95,7 @@ class PipelineRun {
     outcome_.status = {StatusCode::aborted, "pipeline of the ranks " +
                                                 list_of(plan_.layout.group(job_.rank(), Axis::pipeline)) + ", step " +
                                                 std::to_string(trainer_->step() + 1) + ": " + torch::plain_message(error)};
+    trainer_->abort();
     job_.control->abort(outcome_.status.message());
   }
 
@@ -211,6 +212,7 @@ class PipelineRun {
                            .chunks = plan_.config.chunks,
                            .microbatches = plan_.config.microbatches,
                            .replicas = replicas(),
+                           .tensor_parallel = plan_.layout.size(Axis::tensor),
                            .bubble_predicted = plan_.prediction.replay.bubble()};
     double busy_s = 0;
     double longest_s = 0;
@@ -220,6 +222,7 @@ class PipelineRun {
       RankResult shown{.rank = rank,
                        .stage = position.stage,
                        .replica = position.replica,
+                       .slice = position.slice,
                        .peak_bytes = each.peak_bytes,
                        .fingerprint = each.fingerprint};
       const auto steps = static_cast<double>(std::max<std::int64_t>(each.steps, 1));

@@ -1,5 +1,6 @@
 #include "bench/train/pipeline/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "bench/train/model_profile.h"
 #include "bench/train/pipeline/exchange.h"
 #include "bench/train/pipeline/settings.h"
+#include "bench/train/pipeline/tensor_group.h"
 #include "src/pipeline/partition_file.h"
 #include "torch_plugin/parallel/partition/text_of_rank_0.h"
 
@@ -45,6 +47,7 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
            {"chunks", config.chunks},
            {"active_microbatches", config.shape().active()},
            {"optimize", pipeline::to_string(config.optimize)},
+           {"tensor_parallel_degree", config.tensor_parallel_degree},
            {"ddp", config.ddp}};
   if (config.memory_weight) all["memory_weight"] = *config.memory_weight;
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;
@@ -99,12 +102,14 @@ int optimizer_states(const TrainOptions& options) {
   return 2;  // adadelta and adam
 }
 
-/// The profile of the file if there is one, checked; else a new one. On rank 0.
+/// The profile of the file if there is one, checked; else a new one of the network that `group` shares. On rank 0; on the other
+/// ranks of `group` to measure with it.
 Result<std::string> profile_text(const PipelineSettings& settings, const PipelineFiles& files, const models::ModelInfo& model,
-                                 const data::Dataset& images, const TrainOptions& options) {
+                                 const data::Dataset& images, const TrainOptions& options,
+                                 const parallel::LayerSlices::Group& group) {
   const std::int64_t microbatch = (options.batch + settings.config.microbatches - 1) / settings.config.microbatches;
   const bool measures = options.parallel.profile.empty();
-  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, microbatch, measures);
+  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, microbatch, measures, group);
   if (!expected.ok()) {
     const Status& status = expected.status();
     return Status(status.code(), status.message() + " (microbatches of " + std::to_string(microbatch) + " images: --batch " +
@@ -138,6 +143,23 @@ Status check_units(const pipeline::PartitionFile& file, const pipeline::Profile&
   return {};
 }
 
+/// The profile of rank 0. The ranks that share its layers measure with it.
+Result<pipeline::Profile> agreed_profile(const Job& job, const pipeline::Layout& layout, const PipelineSettings& settings,
+                                         const PipelineFiles& files, const models::ModelInfo& model, const data::Dataset& images,
+                                         const TrainOptions& options) {
+  const bool reads = !options.parallel.profile.empty();
+  const std::vector<int> measuring = reads ? std::vector<int>{0} : layout.group(0, pipeline::Axis::tensor);
+  Result<std::string> own = std::string();
+  if (std::ranges::find(measuring, job.rank()) != measuring.end()) {
+    const Result<parallel::LayerSlices::Group> group =
+        reads ? parallel::LayerSlices::Group() : make_tensor_group(job, layout, "profile");
+    own = group.ok() ? profile_text(settings, files, model, images, options, *group) : Result<std::string>(group.status());
+  }
+  const Result<std::string> text = parallel::text_of_rank_0(*job.control, own);
+  if (!text.ok()) return text.status();
+  return pipeline::parse_profile(*text, "profile of rank 0");
+}
+
 /// On every rank from the same values, and exact: so every rank has the same result.
 Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline::Profile& profile,
                                 const pipeline::PartitionRequest& request, const std::string& path) {
@@ -146,7 +168,7 @@ Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline
   return pipeline::partition_at(profile, request, settings.partition->cuts);
 }
 
-void print_plan(const PipelinePlan& plan, const PipelineSettings& settings) {
+void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, const TrainOptions& options) {
   std::fputs(pipeline::partition_table(plan.profile, plan.request, plan.partition, plan.prediction).c_str(), stdout);
   std::vector<std::string> notes = pipeline::notes(plan.config.shape());
   notes.push_back("batch normalisation uses the images of a microbatch, so results differ from those of the whole batch");
@@ -154,6 +176,8 @@ void print_plan(const PipelinePlan& plan, const PipelineSettings& settings) {
     notes.push_back("the partition was made for " + std::string(to_string(settings.partition->shape.kind)) + " with " +
                     std::to_string(settings.partition->shape.microbatches) + " microbatches");
   }
+  if (plan.config.tensor_parallel_degree > 1 && !options.parallel.profile.empty())
+    notes.push_back(options.parallel.profile + " is of the unsplit network: stages need less than it predicts");
   for (const std::string& note : notes) std::printf("note: %s\n", note.c_str());
   std::fflush(stdout);
 }
@@ -173,11 +197,7 @@ Result<PipelinePlan> make_plan(const Job& job, const models::ModelInfo& model, c
   if (!settings.ok()) return settings.status();
   Result<pipeline::Layout> layout = settings->config.layout(job.size());
   if (!layout.ok()) return layout.status();
-  const Result<std::string> text =
-      parallel::text_of_rank_0(*job.control, job.rank() == 0 ? profile_text(*settings, files, model, images, options)
-                                                             : Result<std::string>(std::string()));
-  if (!text.ok()) return text.status();
-  Result<pipeline::Profile> profile = pipeline::parse_profile(*text, "profile of rank 0");
+  Result<pipeline::Profile> profile = agreed_profile(job, *layout, *settings, files, model, images, options);
   if (!profile.ok()) return profile.status();
   pipeline::CostRules rules;
   rules.optimizer_states = optimizer_states(options);
@@ -188,7 +208,7 @@ Result<PipelinePlan> make_plan(const Job& job, const models::ModelInfo& model, c
   if (!prediction.ok()) return prediction.status();
   PipelinePlan plan{settings->config,   *std::move(layout),    *std::move(profile),
                     std::move(request), *std::move(partition), *std::move(prediction)};
-  if (job.rank() == 0) print_plan(plan, *settings);
+  if (job.rank() == 0) print_plan(plan, *settings, options);
   return plan;
 }
 

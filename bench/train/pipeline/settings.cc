@@ -14,6 +14,7 @@ using pipeline::Json;
 /// "--memory-limit-bytes" for "memory_limit_bytes".
 std::string option_name(const std::string& key) {
   if (key == "placement_strategy") return "--placement";
+  if (key == "tensor_parallel_degree") return "--tensor-parallel";
   std::string name = "--" + key;
   std::ranges::replace(name, '_', '-');
   return name;
@@ -30,6 +31,7 @@ std::vector<std::pair<std::string, Json>> given(const PipelineChoices& choices) 
   add("pipeline", choices.pipeline);
   add("chunks", choices.chunks);
   add("active_microbatches", choices.active_microbatches);
+  add("tensor_parallel_degree", choices.tensor_parallel_degree);
   add("optimize", choices.optimize);
   add("memory_weight", choices.memory_weight);
   add("memory_limit_bytes", choices.memory_limit_bytes);
@@ -100,11 +102,6 @@ Result<PipelineSettings> make_settings(const PipelineChoices& choices, const Pip
   Result<pipeline::Config> config = pipeline::parse_config(object.dump(), origin);
   if (!config.ok()) return config.status();
   settings.config = *std::move(config);
-  if (settings.config.tensor_parallel_degree > 1) {
-    return Status(StatusCode::unsupported, origin + ": tensor_parallel_degree " +
-                                               std::to_string(settings.config.tensor_parallel_degree) +
-                                               " is not supported by shoal_train yet; use 1");
-  }
   if (!settings.partition.has_value()) {
     if (settings.config.auto_partition) return settings;
     return Status(StatusCode::invalid_argument, origin + ": auto_partition false needs --partition with the cuts");

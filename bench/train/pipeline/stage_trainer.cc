@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
 #include "bench/train/batch_tensors.h"
 #include "bench/train/fingerprint.h"
+#include "bench/train/pipeline/tensor_group.h"
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/tensor/layer_pairs.h"
 #include "torch_plugin/process_group/conversions.h"
 
 namespace shoal::train {
@@ -19,6 +22,8 @@ using pipeline::Axis;
 at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& labels) {
   return ::torch::cross_entropy_loss(scores, labels);
 }
+
+std::string chunk_name(std::size_t chunk) { return "chunk" + std::to_string(chunk); }
 
 parallel::PipelineOptions runtime_options(const PipelinePlan& plan, const TrainOptions& options) {
   return {.schedule = plan.config.pipeline,
@@ -31,7 +36,7 @@ parallel::PipelineOptions runtime_options(const PipelinePlan& plan, const TrainO
 }  // namespace
 
 StageTrainer::Stages::Stages(const std::vector<std::shared_ptr<parallel::Unit>>& chunks) {
-  for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) register_module("chunk" + std::to_string(chunk), chunks[chunk]);
+  for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) register_module(chunk_name(chunk), chunks[chunk]);
 }
 
 StageTrainer::StageTrainer(const Job& job, const PipelinePlan& plan, const data::Dataset& images, const TrainOptions& options)
@@ -59,6 +64,12 @@ Result<std::unique_ptr<StageTrainer>> StageTrainer::make(const Job& job, const P
 Status StageTrainer::make_stages(const models::ModelInfo& info) {
   ::torch::manual_seed(options_.seed);
   const auto model = info.make(images_.channels, images_.classes);
+  Result<parallel::LayerSlices::Group> sharing = make_tensor_group(job_, plan_.layout, "tensor");
+  if (!sharing.ok()) return sharing.status();
+  tensor_ = *std::move(sharing);
+  const Result<parallel::TensorSplit> split = parallel::split_pairs(*model, *model, model->pairs(), tensor_);
+  if (!split.ok()) return split.status();
+  if (tensor_ && job_.rank() == 0) std::printf("note: %s\n", split_text(*split, tensor_->getSize()).c_str());
   const Result<parallel::Chain> chain = parallel::Chain::of(model->parts());
   if (!chain.ok()) return chain.status();
   for (const int stage : plan_.stages_at(position_.stage)) {
@@ -68,7 +79,18 @@ Status StageTrainer::make_stages(const models::ModelInfo& info) {
     chunks_.push_back(*std::move(made));
   }
   stages_ = std::make_shared<Stages>(chunks_);
+  note_slices(split->split);
   return {};
+}
+
+void StageTrainer::note_slices(const std::vector<parallel::SplitTensor>& split) {
+  const auto parameters = stages_->named_parameters();
+  for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    for (parallel::SplitTensor slice : split) {
+      slice.name = chunk_name(chunk) + "." + slice.name;
+      if (parameters.contains(slice.name)) slices_.push_back(std::move(slice));
+    }
+  }
 }
 
 Status StageTrainer::make_groups() {
@@ -79,7 +101,7 @@ Status StageTrainer::make_groups() {
   if (options_.parallel.clip_norm) {
     Result<c10::intrusive_ptr<c10d::ProcessGroup>> norms = make_group_of(job_, ranks, "norm");
     if (!norms.ok()) return norms.status();
-    norm_groups_.pipeline = *std::move(norms);
+    norm_groups_ = {.tensor = tensor_, .pipeline = *std::move(norms)};
   }
   if (replicas() == 1) return {};
   Result<c10::intrusive_ptr<c10d::ProcessGroup>> same_stage =
@@ -114,7 +136,7 @@ void StageTrainer::clear_gradients() {
 /// The gradient is the same on all replicas by now, so all ranks of the job scale it alike or fail alike.
 void StageTrainer::clip_gradients() {
   if (!options_.parallel.clip_norm) return;
-  const double norm = parallel::clip_gradient_norm(*stages_, {}, norm_groups_, *options_.parallel.clip_norm);
+  const double norm = parallel::clip_gradient_norm(*stages_, slices_, norm_groups_, *options_.parallel.clip_norm);
   TORCH_CHECK_VALUE(std::isfinite(norm), "--clip-norm: the norm of the gradient is ", norm);
 }
 
@@ -161,7 +183,7 @@ Result<double> StageTrainer::accuracy(const data::Dataset& test) {
       std::tie(pixels, labels) = to_tensors(data::make_batch(test, share, first, count), test, at::kCPU);
     }
     const parallel::StepOutput scores = model_->evaluate(pixels);
-    if (loads()) correct += scores.concat().argmax(1).eq(labels).sum().item<double>();
+    if (loads() && position_.slice == 0) correct += scores.concat().argmax(1).eq(labels).sum().item<double>();
   }
   if (Status summed = job_.control->all_reduce(&correct, &correct, 1, DataType::float64, ReduceOp::sum); !summed.ok())
     return summed;
@@ -169,5 +191,14 @@ Result<double> StageTrainer::accuracy(const data::Dataset& test) {
 }
 
 std::uint64_t StageTrainer::fingerprint() const { return fingerprint_of(stages_->parameters()); }
+
+void StageTrainer::abort() noexcept {
+  for (const c10::intrusive_ptr<c10d::ProcessGroup>& group : {tensor_, norm_groups_.pipeline}) {
+    try {
+      if (group) group->abort();
+    } catch (const std::exception&) {  // the training has failed already
+    }
+  }
+}
 
 }  // namespace shoal::train

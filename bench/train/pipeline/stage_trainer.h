@@ -23,6 +23,7 @@
 #include "torch_plugin/parallel/profiler/allocation_meter.h"
 #include "torch_plugin/parallel/replicas/replica_reduction.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
+#include "torch_plugin/parallel/tensor/layer_slices.h"
 
 namespace shoal::train {
 
@@ -33,7 +34,7 @@ struct StageUse {
   double step_s = 0;
 };
 
-/// The stages of this rank, its place in a pipeline and among the replicas of that. The rank of the first stage loads the
+/// The stages of this rank, or its slices of them, its place in a pipeline and among the replicas of that. The rank of the first stage loads the
 /// images. Every rank makes the whole network and keeps its own stages, so that initial values are those of the network in one
 /// process. Collective: all ranks make the same calls in the same order. Thread rule: one thread.
 class StageTrainer {
@@ -62,8 +63,10 @@ class StageTrainer {
   /// Correct answers on the test images, divided by their number. Each pipeline evaluates its part, with the statistics of
   /// replica 0. Throws as make_step().
   Result<double> accuracy(const data::Dataset& test);
-  /// Equal on the replicas of a stage if their parameters are bitwise equal.
+  /// Equal on the replicas of a stage or slice if their parameters are bitwise equal.
   [[nodiscard]] std::uint64_t fingerprint() const;
+  /// After an error: the calls of the ranks that share layers with this one, and of those that clip with it, end with an error.
+  void abort() noexcept;
 
  private:
   /// The stages as one module, for the norm of the gradient.
@@ -73,6 +76,7 @@ class StageTrainer {
 
   StageTrainer(const Job& job, const PipelinePlan& plan, const data::Dataset& images, const TrainOptions& options);
   Status make_stages(const models::ModelInfo& model);
+  void note_slices(const std::vector<parallel::SplitTensor>& split);
   Status make_groups();
   void make_optimizer();
   void clear_gradients();
@@ -88,6 +92,8 @@ class StageTrainer {
   parallel::AllocationMeter meter_{at::kCPU};  // before everything that it counts
   std::vector<std::shared_ptr<parallel::Unit>> chunks_;
   std::shared_ptr<Stages> stages_;
+  parallel::LayerSlices::Group tensor_;       // null: layers are whole
+  std::vector<parallel::SplitTensor> slices_;  // parameters in stages_, by their names there
   std::unique_ptr<Communicator> pipeline_;
   std::shared_ptr<parallel::ReplicaReduction> reduction_;  // null: there are no replicas
   parallel::NormGroups norm_groups_;
