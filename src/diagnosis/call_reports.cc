@@ -1,17 +1,19 @@
 #include "src/diagnosis/call_reports.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace shoal {
 namespace {
 
 using Duration = std::chrono::steady_clock::duration;
 
-constexpr std::size_t kMostWhereabouts = 4;  // late ranks for which a report says what they do instead
+constexpr std::size_t kMostWhereabouts = 4;  // ranks for which a clause says what they do instead
 
 double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
@@ -75,13 +77,14 @@ std::string CallReports::late(const StragglerDetector::Verdict& verdict, Time no
   add("waiting in turn", verdict.waiting);
   std::vector<int> late = verdict.absent;
   late.insert(late.end(), verdict.slow.begin(), verdict.slow.end());
-  for (std::size_t i = 0; i < std::min(late.size(), kMostWhereabouts); ++i) report += whereabouts(late[i], now);
+  if (late.size() == 1) report += chain_of_waits(late[0], now);
+  for (std::size_t i = 0; late.size() > 1 && i < std::min(late.size(), kMostWhereabouts); ++i) report += whereabouts(late[i], now);
   return report.empty() ? "; all data has arrived, but peers have not taken all data of this rank" : report;
 }
 
 std::string CallReports::message_late(bool is_send, int peer, Time now) const {
   return (is_send ? "; the receiver has not taken all of it" : "; no matching message has arrived in full") +
-         (peer < 0 || peer == group_.rank ? std::string() : whereabouts(peer, now));
+         (peer < 0 || peer == group_.rank ? std::string() : chain_of_waits(peer, now));
 }
 
 std::string CallReports::not_started(bool is_message, const std::optional<Occupation>& earlier, const std::string& why) const {
@@ -95,16 +98,40 @@ std::string CallReports::was_in(const std::optional<Occupation>& own) const {
   return fmt::format("; {} was in {}{}", own_name(), own ? own->what : "no call", group_.in_words());
 }
 
-std::string CallReports::whereabouts(int rank, Time now) const {
-  const int job_rank = group_.members[static_cast<std::size_t>(rank)];
+Whereabouts CallReports::where(int job_rank, Time now) const {
   if (flight_record_ != nullptr) {
-    if (const std::string words = flight_record_->whereabouts(job_rank, group_.name.key); !words.empty())
-      return fmt::format("; {}: {}", name_of(rank), words);
+    if (Whereabouts found = flight_record_->whereabouts(job_rank, group_.name.key); !found.text.empty()) return found;
   }
   const LastWait* wait = last_waits_.of(job_rank);
   if (wait == nullptr) return {};
-  return fmt::format("; {}: reported {:.1f} s ago that it waits in {} of communicator {:x}", name_of(rank),
-                     seconds(now - wait->at), describe_call(wait->sequence, wait->call), wait->communicator);
+  return {fmt::format("reported {:.1f} s ago that it waits in {} of communicator {:x}", seconds(now - wait->at),
+                      describe_call(wait->sequence, wait->call), wait->communicator)};
+}
+
+std::string CallReports::whereabouts(int rank, Time now) const {
+  const std::string text = where(group_.members[static_cast<std::size_t>(rank)], now).text;
+  return text.empty() ? text : fmt::format("; {}: {}", name_of(rank), text);
+}
+
+std::string CallReports::chain_of_waits(int rank, Time now) const {
+  std::vector<int> seen{group_.members[static_cast<std::size_t>(group_.rank)]};
+  std::vector<std::string> links;
+  std::optional<int> next = group_.members[static_cast<std::size_t>(rank)];
+  while (next && std::find(seen.begin(), seen.end(), *next) == seen.end()) {
+    const Whereabouts found = where(*next, now);
+    if (found.text.empty()) break;
+    links.push_back(fmt::format("; {}: {}", name_of_job_rank(*next), found.text));
+    seen.push_back(*next);
+    next = found.waits_for;
+  }
+  if (links.size() <= kMostWhereabouts) return fmt::format("{}", fmt::join(links, ""));
+  return fmt::format("{}; {} ranks wait in turn{}", links.front(), links.size() - 2, links.back());
+}
+
+std::string CallReports::name_of_job_rank(int job_rank) const {
+  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
+  if (member == group_.members.end()) return fmt::format("rank {} of the job", job_rank);
+  return name_of(static_cast<int>(member - group_.members.begin()));
 }
 
 }  // namespace shoal

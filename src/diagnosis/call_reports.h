@@ -57,7 +57,7 @@ class CallReports {
   // Clauses, to be appended to a report.
   /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".
   [[nodiscard]] std::string late(const StragglerDetector::Verdict& verdict, Time now) const;
-  /// Why a message waits; `peer` below 0: any rank.
+  /// Why a message waits; `peer` below 0: any rank. Where the peer waits for a message as well, also why that does, and so on.
   [[nodiscard]] std::string message_late(bool is_send, int peer, Time now) const;
   /// Why a call or message has not started: all before it have not. `earlier`: the oldest call in flight, where there is one,
   /// and `why` it waits.
@@ -69,9 +69,13 @@ class CallReports {
  private:
   [[nodiscard]] std::string name_of(int rank) const { return group_.name_of(rank); }
   [[nodiscard]] std::string own_name() const { return group_.name_of(group_.rank); }
-  /// "; rank 3: " and the call that the rank is in instead, from its flight record or its last wait message; empty where there
-  /// is neither.
+  /// What a rank of the job is in instead, from its flight record or its last wait message; empty where there is neither.
+  [[nodiscard]] Whereabouts where(int job_rank, Time now) const;
+  /// "; rank 3: " and that.
   [[nodiscard]] std::string whereabouts(int rank, Time now) const;
+  /// The same of the rank whose message it waits for, and so on, to the first that waits for none.
+  [[nodiscard]] std::string chain_of_waits(int rank, Time now) const;
+  [[nodiscard]] std::string name_of_job_rank(int job_rank) const;
 
   const Group& group_;
   std::shared_ptr<FlightRecord> flight_record_;

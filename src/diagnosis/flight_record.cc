@@ -164,6 +164,14 @@ Living& living() {
   return *all;
 }
 
+/// Where the page has a message that waits: the rank of the job at its other end.
+std::optional<int> other_end(const FlightRecordPage& page) {
+  for (int rank = 0; rank < std::min<int>(page.ranks, kFlightRecordMembers); ++rank) {
+    if (page.slow.contains(rank)) return page.members[static_cast<std::size_t>(rank)];
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::int64_t last_sign_ns(const FlightRecordHeader& header, const FlightRecordPage* page) noexcept {
@@ -320,15 +328,16 @@ std::string FlightRecord::path_of(int job_rank) const {
   return fmt::format("{}/rank.{}", path_.substr(0, path_.rfind('/')), job_rank);
 }
 
-std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
-  std::string in_ours;
-  std::string elsewhere;  // in a call of another communicator
+Whereabouts FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
+  Whereabouts in_ours;
+  Whereabouts elsewhere;  // in a call of another communicator
   const auto header = read_flight_record(path_of(job_rank), [&](const FlightRecordPage& page) {
     const auto call = [&](std::uint64_t sequence) {
       return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kFlightRecordCalls]));
     };
     const std::uint64_t started = page.started.load();
     std::string words;
+    std::optional<int> waits_for;
     if (page.state.load() == kFlightRecordFailed) {
       words = "its communicator has failed";
     } else if (page.ended.load() < started) {
@@ -337,20 +346,23 @@ std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
       const bool known = page.waiting_is_message != 0 && page.waiting_since_ns.load() != 0;
       words = known ? "in " + std::string(page.words.data(), ::strnlen(page.words.data(), page.words.size())) : "";
       if (words.size() <= 3) words = "in a send or recv";
+      if (known) waits_for = other_end(page);
     }
     if (page.name != name) {
       const bool busy = !words.empty() && page.state.load() != kFlightRecordFailed;
-      if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page.communicator);
+      if (busy) elsewhere = {fmt::format("{} of communicator {:x}", words, page.communicator), waits_for};
     } else {
-      in_ours = !words.empty() ? words : started > 0 ? "between its calls, after " + call(started - 1) : "in no call yet";
+      if (words.empty()) words = started > 0 ? "between its calls, after " + call(started - 1) : "in no call yet";
+      in_ours = {words, waits_for};
     }
   });
-  std::string text = elsewhere.empty() ? in_ours : elsewhere;
-  if (text.empty() || header->pid_namespace != own_pid_namespace()) return text;
+  Whereabouts found = elsewhere.text.empty() ? in_ours : elsewhere;
+  if (found.text.empty() || header->pid_namespace != own_pid_namespace()) return found;
   const ProcessState process = process_state(header->pid);
   const bool same = process.letter != '\0' && process.started == header->pid_started;
-  if (!same) return text;  // dead, which is reported elsewhere, or on another host
-  return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
+  if (!same) return found;  // dead, which is reported elsewhere, or on another host
+  if (process.letter == 'T' || process.letter == 't') found = {"stopped by a signal, " + found.text};
+  return found;
 }
 
 std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t name) const {

@@ -46,6 +46,12 @@ struct RankSet {
 };
 RankSet set_of(const std::vector<int>& ranks) noexcept;
 
+/// What a rank is in.
+struct Whereabouts {
+  std::string text = {};                       ///< empty: unknown
+  std::optional<int> waits_for = std::nullopt;  ///< rank of the job from which or to which it has a message in flight
+};
+
 /// One communicator of one rank, as it lies in memory and in the file. A process that reads it from outside may find it half
 /// written: any bytes are a valid page.
 ///
@@ -161,10 +167,10 @@ class FlightRecord {
   FlightRecordPage* take_page() noexcept;
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// What another rank of the job is in, by its flight record: "in call 3 (barrier) of communicator 1a2b", which may be
+  /// What another rank of the job is in, by its flight record; as text "in call 3 (barrier) of communicator 1a2b", which may be
   /// another one than `name`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its flight record
   /// is not on this host. Reads files: for errors and warnings.
-  [[nodiscard]] std::string whereabouts(int job_rank, std::uint64_t name) const;
+  [[nodiscard]] Whereabouts whereabouts(int job_rank, std::uint64_t name) const;
 
   /// The latest calls that another rank of the job has recorded of communicator `name`. Nothing where its flight record is not
   /// on this host. Reads files: for errors.

@@ -410,6 +410,29 @@ TEST_P(Fault, YoungerCallWithEarlierDeadlineWarns) {
   EXPECT_THAT(lines, Contains(AllOf(StartsWith("shoal: rank 0"), Mentions("call 2", "barrier"), ContainsRegex("[0-9.]+ s"))));
 }
 
+// Each rank receives from the next one; the last is somewhere else.
+TEST_P(Fault, MessageWaitNamesEndOfChain) {
+  for (const int ranks : {4, 7}) {
+    const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_FLIGHT_RECORD", "", 1);
+      auto made = testing::join(directory, rank, size, over(GetParam()));
+      if (!made.ok()) return made.status().to_string();
+      CallOptions options;
+      options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 15000);
+      int number = 0;
+      const Status status = rank == size - 1 ? (*made)->barrier(options)
+                                             : (*made)->recv(&number, 1, DataType::int32, rank + 1, 0, options);
+      return status.to_string();
+    });
+    EXPECT_THAT(outcomes[0].output, StartsWith("timeout: ")) << ranks;
+    EXPECT_THAT(whereabouts_in(outcomes[0].output, 1), Mentions("recv", "rank 2")) << outcomes[0].output;
+    EXPECT_THAT(whereabouts_in(outcomes[0].output, ranks - 1), Mentions("call 0", "barrier")) << outcomes[0].output;
+    if (ranks == 7) {
+      EXPECT_THAT(outcomes[0].output, Mentions("4 ranks wait in turn"));
+    }
+  }
+}
+
 // Two ranks make blocking calls in two groups, in opposite order. Without flight records, as between hosts, a rank knows the
 // peer's group only from what the peer sends while it waits.
 TEST_P(Fault, CrossedGroupCallsNameBothGroups) {
