@@ -339,7 +339,8 @@ Whereabouts FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
     std::string words;
     std::optional<int> waits_for;
     if (page.state.load() == kFlightRecordFailed) {
-      words = "its communicator has failed";
+      const std::string cause(page.cause.data(), ::strnlen(page.cause.data(), page.cause.size()));
+      words = "its communicator has failed" + (cause.empty() ? cause : " (" + cause + ")");
     } else if (page.ended.load() < started) {
       words = "in " + call(page.ended.load());
     } else if (page.messages_ended.load() < page.messages.load()) {
