@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "bench/train/batch_tensors.h"
-#include "bench/train/fingerprint.h"
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/checkpoint/fingerprint.h"
 #include "torch_plugin/process_group/conversions.h"
 
 namespace shoal::train {
@@ -168,6 +168,6 @@ Result<double> StageTrainer::accuracy(const data::Dataset& test) {
   return correct / static_cast<double>(test.size());
 }
 
-std::uint64_t StageTrainer::fingerprint() const { return fingerprint_of(stages_->parameters()); }
+std::uint64_t StageTrainer::fingerprint() const { return parallel::fingerprint_of(stages_->parameters()); }
 
 }  // namespace shoal::train
