@@ -147,6 +147,12 @@ double StageTrainer::make_step(double learning_rate) {
   return loss;
 }
 
+void StageTrainer::continue_from(std::int64_t step) {
+  step_ = step;
+  use_ = {};
+  meter_.restart_peak();  // the tensors of files have gone
+}
+
 Result<double> StageTrainer::accuracy(const data::Dataset& test) {
   if (reduction_) reduction_->synchronize_buffers();
   data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};

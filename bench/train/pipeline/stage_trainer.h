@@ -48,12 +48,18 @@ class StageTrainer {
   [[nodiscard]] const pipeline::Position& position() const { return position_; }
   /// Optimizer steps made.
   [[nodiscard]] std::int64_t step() const { return step_; }
+  [[nodiscard]] const std::vector<std::shared_ptr<parallel::Unit>>& chunks() const { return chunks_; }
+  /// The chunks as one module: names begin with "chunk0.", "chunk1.", ...
+  [[nodiscard]] const ::torch::nn::Module& stages() const { return *stages_; }
+  [[nodiscard]] Optimizers& optimizers() { return optimizers_; }
 
   /// From now on the images are those of the current pass of `course`, in which each replica is a rank.
   void begin_epoch(const EpochPlan& course);
   /// One optimizer step on the next batch. Returns its loss: of this pipeline, on all its ranks. Throws parallel::StepError and
   /// c10::Error; the other ranks of the pipeline and the replicas of this rank's stages then fail, too.
   double make_step(double learning_rate);
+  /// `step` steps have been made by the training that stages, optimizer and course have been restored from.
+  void continue_from(std::int64_t step);
   /// Since the last call.
   StageUse take_use() { return std::exchange(use_, {}); }
   /// The most bytes of tensors that this rank has had at the same time, parameters and all that its steps need.
