@@ -137,3 +137,17 @@ class TestPipelineTraining:
             row, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), "--microbatches", "4", "--batch", "8",
                                 ranks=partitions, model=model, steps=20)
             assert row["step_loss"] == alone["step_loss"], schedule
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("optimizer, model", zip(("sgd", "adadelta", "adam", "adadelta", "sgd"), FIVE))
+    def test_five_networks_go_on_in_other_pipelines(self, model, optimizer):
+        saved = self.path("saved")
+        options = ("--optimizer", optimizer, "--lr", "0.01")
+        pipeline = ("--microbatches", "4", "--batch", "8", *options)
+        alone, _ = self.train("--batch", "2", "--accumulate", "4", *options, model=model, steps=4)
+        self.train("--pipeline", "virtual", "--chunks", "2", "--partitions", "2", "--optimize", "speed", *pipeline, "--checkpoint", saved,
+                   ranks=2, model=model, steps=2)
+        for schedule, partitions in (("1f1b", 4), ("simple", 3), ("interleaved", 1)):
+            rest, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), *pipeline, "--resume", saved, ranks=partitions,
+                                 model=model, steps=4)
+            assert rest["step_loss"] == alone["step_loss"][2:], (schedule, partitions)
