@@ -56,7 +56,7 @@ Result<std::vector<std::int64_t>> EpochPlan::read_numbers(const nlohmann::json& 
   return written.get<std::vector<std::int64_t>>();
 }
 
-/// Every pass takes at least one step, and no rank joins a training that has begun.
+/// Every pass takes at least one step.
 Status EpochPlan::check(std::int64_t step, const std::vector<std::int64_t>& known) const {
   const auto in_range = [](const std::string& what, std::int64_t value, std::int64_t least, std::int64_t most) {
     if (value >= least && value <= most) return Status();
@@ -65,7 +65,7 @@ Status EpochPlan::check(std::int64_t step, const std::vector<std::int64_t>& know
   };
   Status status = in_range("its number of steps", step, 0, kMostSteps);
   if (!status.ok() || known.size() != kNumbers) return status;
-  status = in_range("in its \"course\" the number of ranks", known[0], ranks_, kMostRanks);
+  status = in_range("in its \"course\" the number of ranks", known[0], 1, kMostRanks);
   if (status.ok()) status = in_range("in its \"course\" the step", known[2], 0, step);
   if (status.ok()) status = in_range("in its \"course\" the pass", known[1], 0, known[2]);
   if (status.ok()) {
@@ -100,6 +100,11 @@ std::vector<std::size_t> EpochPlan::rest(std::int64_t step, int rank, std::uint6
   const std::size_t made = static_cast<std::size_t>(step - since_) * step_images_;
   order.erase(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(made, order.size())));
   return order;
+}
+
+std::int64_t EpochPlan::images_used(std::int64_t step) const {
+  return pass_ * static_cast<std::int64_t>(images_) +
+         static_cast<std::int64_t>(std::min(seen_until(std::max(step, since_)), images_));
 }
 
 std::int64_t EpochPlan::scheduled(std::int64_t step) const {

@@ -26,14 +26,14 @@ class EpochPlan {
   /// Moves to the next pass if this one has ended.
   void next_pass();
 
-  /// `step` steps have been made, the last of them in this pass, and `ranks` ranks remain: they use the images of this pass
+  /// `step` steps have been made, the last of them in this pass, and `ranks` ranks go on: they use the images of this pass
   /// that no rank has used yet.
   void go_on_with(int ranks, std::int64_t step);
   /// `step` steps have been made, by a training whose checkpoint contains `known` = numbers(); empty: with as many ranks as
   /// now. Errors: invalid_argument for numbers that no training can have; then nothing has changed.
   Status go_to(std::int64_t step, const std::vector<std::int64_t>& known = {});
-  /// Whether ranks have been lost, so that the number of steps alone does not determine the position.
-  [[nodiscard]] bool has_lost_ranks() const { return ranks_ != first_ranks_; }
+  /// Whether the number of ranks has changed, so that the number of steps alone does not determine the position.
+  [[nodiscard]] bool has_other_ranks() const { return ranks_ != first_ranks_; }
   [[nodiscard]] std::vector<std::int64_t> numbers() const;
   /// Reads the result of numbers() from a file. Errors: invalid_argument for anything else.
   static Result<std::vector<std::int64_t>> read_numbers(const nlohmann::json& written);
@@ -48,6 +48,8 @@ class EpochPlan {
   /// depends on them, so that its schedule ends with the last epoch.
   [[nodiscard]] std::int64_t epoch_steps() const { return steps_for(images_, first_ranks_); }
   [[nodiscard]] std::int64_t scheduled(std::int64_t step) const;
+  /// The images that all ranks together have used after `step` steps, over all passes.
+  [[nodiscard]] std::int64_t images_used(std::int64_t step) const;
 
  private:
   static constexpr std::size_t kNumbers = 4;

@@ -32,7 +32,7 @@ std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& o
   };
   if (dynamic_cast<const ::torch::optim::SGD*>(&optimizer) != nullptr) {
     auto state = std::make_unique<::torch::optim::SGDParamState>();
-    state->momentum_buffer(get("momentum_buffer"));
+    if (!tensors.empty()) state->momentum_buffer(get("momentum_buffer"));  // none without momentum
     return state;
   }
   if (dynamic_cast<const ::torch::optim::Adam*>(&optimizer) != nullptr) {

@@ -105,7 +105,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--plot", options.plot, "draw images/s of each backend, with speed-ups, as this SVG file");
   app.add_option("--alone", options.alone, "results (--json) of one rank with as many threads, the base of speed-ups");
   app.add_option("--log", options.log, "write a line of JSON about every turn and every epoch to this file");
-  app.add_option("--checkpoint", options.checkpoint, "save to this file after every epoch and at the end");
+  app.add_option("--checkpoint", options.checkpoint,
+                 "save to this file after every epoch and at the end; with a pipeline: a folder that all ranks share");
   app.add_option("--resume", options.resume,
                  "continue from this checkpoint; the same training, bitwise equal with SHOAL_NUMERICS=repeatable");
   app.add_option("--trace", options.trace,

@@ -9,7 +9,7 @@
 
 #include "bench/train/batch_tensors.h"
 #include "bench/train/data/sampler.h"
-#include "bench/train/fingerprint.h"
+#include "torch_plugin/parallel/checkpoint/fingerprint.h"
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
@@ -289,6 +289,6 @@ void Replica::go_on_from(std::int64_t step) {
   to_go_on_.reset();
 }
 
-std::uint64_t Replica::fingerprint() const { return fingerprint_of(model_->parameters()); }
+std::uint64_t Replica::fingerprint() const { return parallel::fingerprint_of(model_->parameters()); }
 
 }  // namespace shoal::train

@@ -43,7 +43,7 @@ nlohmann::json run_settings(const Job& job, const models::ModelInfo& model, cons
 Status save_run(const Job& job, nlohmann::json settings, const EpochPlan& course, const std::vector<Entry>& entries,
                 const std::string& path) {
   Checkpoint checkpoint{.settings = std::move(settings), .replicas = {}};
-  if (course.has_lost_ranks()) checkpoint.settings[kCourse] = course.numbers();
+  if (course.has_other_ranks()) checkpoint.settings[kCourse] = course.numbers();
   try {
     for (const Entry& entry : entries) checkpoint.replicas[entry.replica->wanted().name()] = entry.replica->state();
   } catch (const std::exception& error) {

@@ -228,7 +228,7 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     refused([](auto& o) { o.parallel.tensor_parallel_degree = 2; }, {"tensor_parallel_degree 2", "2 ranks"});
     refused([](auto& o) { o.parallel.memory_limit_bytes = 10; }, {"10"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
-    refused([](auto& o) { o.checkpoint = "c.pt"; }, {"--checkpoint"}, StatusCode::unsupported);
+    refused([](auto& o) { o.parallel.full_checkpoint = true; }, {"--full-checkpoint", "--checkpoint"});
     refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);
     refused([&](auto& o) { o.parallel.microbatches = 2 + job.rank(); }, {"microbatches", "rank 1"}, StatusCode::mismatch);
     refused(

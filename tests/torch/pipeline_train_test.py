@@ -1,11 +1,14 @@
-"""shoal_train --pipeline: the losses of one process, the commands of the flow, replicas, bad input."""
+"""shoal_train --pipeline: the losses of one process, the commands of the flow, replicas, checkpoints, bad input."""
 import json
 import os
 import re
 import subprocess
 
+import numpy
 import pytest
+import torch
 
+import reference_models
 import support
 
 BIN = os.path.join(support.BUILD, "bin")
@@ -28,12 +31,12 @@ class TestPipelineTraining:
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def train(self, *arguments, ranks=1, model="shufflenet_v2_x0.5", steps=4):
+    def train(self, *arguments, ranks=1, model="shufflenet_v2_x0.5", steps=4, data=("--dataset", "synthetic")):
         """The result of a training, and its output."""
         file = self.path("results.json")
         launcher = [SHOAL, "run", "-n", str(ranks), "--"] if ranks > 1 else []
-        done = run(*launcher, TRAIN, "--dataset", "synthetic", "--model", model, "--threads", "1", "--block", "2", "--steps", str(steps),
-                   "--json", file, *arguments)
+        done = run(*launcher, TRAIN, *data, "--model", model, "--threads", "1", "--block", "2", "--steps", str(steps), "--json", file,
+                   *arguments)
         with open(file, encoding="utf-8") as opened:
             return json.load(opened)["results"][0], done
 
@@ -72,8 +75,8 @@ class TestPipelineTraining:
         assert 0 <= row["accuracy"] <= 1 and row["replicas"] == 2
 
     def test_slices_train_as_whole_layers(self):
-        row, done = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--tensor-parallel", "2", "--clip-norm", "1",
-                               "--batch", "8", "--evaluate", ranks=4)
+        slices = ("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--tensor-parallel", "2", "--clip-norm", "1", "--batch", "8")
+        row, done = self.train(*slices, "--evaluate", "--checkpoint", self.path("saved"), ranks=4)
         alone, _ = self.train("--pipeline", "1f1b", "--partitions", "1", "--microbatches", "2", "--clip-norm", "1", "--batch", "8", "--evaluate")
         # Batch normalisation of few values enlarges roundings; layer_pairs_test.cc compares in float64.
         assert row["step_loss"][:2] == pytest.approx(alone["step_loss"][:2], rel=1e-4)
@@ -84,6 +87,61 @@ class TestPipelineTraining:
         assert row["peak_bytes_predicted"] < alone["peak_bytes_predicted"]
         for rank in ranks:
             assert rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+        rest, _ = self.train("--pipeline", "1f1b", "--partitions", "1", "--microbatches", "2", "--clip-norm", "1", "--batch", "8", "--resume",
+                             self.path("saved"), steps=5)
+        again, _ = self.train(*slices, "--resume", self.path("saved"), ranks=4, steps=5)
+        assert rest["step_loss"] == pytest.approx(again["step_loss"], rel=1e-4)
+
+    def test_checkpoints_go_on_with_the_same_bits(self):
+        saved = self.path("saved")
+        pipelines = ("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--batch", "4", "--ddp")
+        replicas = ("--batch", "2", "--accumulate", "2", "--overlap", "next_forward")
+        whole, _ = self.train(*replicas, ranks=2, steps=6)
+        half, _ = self.train(*pipelines, "--checkpoint", saved, "--full-checkpoint", ranks=4, steps=3)
+        assert half["step_loss"] == whole["step_loss"][:3]
+        assert sorted(os.listdir(saved)) == ["newest", "step-3"]
+        full = self.path("saved/step-3/full.pt")
+        for arguments, ranks in (((*pipelines, "--resume", saved), 4), ((*replicas, "--resume", full), 2),
+                                 (("--pipeline", "simple", "--partitions", "1", *pipelines[4:], "--resume", saved), 2)):
+            rest, done = self.train(*arguments, ranks=ranks, steps=6)
+            assert rest["step_loss"] == whole["step_loss"][3:], arguments
+            assert ("generators" in done.stdout) == (arguments[1] == "simple"), done.stdout
+        one = ("--pipeline", "simple", "--partitions", "1", "--batch", "4", "--resume", saved, "--model", "shufflenet_v2_x0.5")
+        self.refused(["step-3", "seed 1", "2"], *one, "--seed", "2")
+        self.refused(["saved", r"\b3 steps"], *one, "--steps", "3")
+        os.remove(self.path("saved/step-3/stage1-slice0.pt"))
+        self.refused(["stage1-slice0.pt", "rank"], *one)
+
+    def test_python_reads_checkpoints(self):
+        images = numpy.random.default_rng(5).integers(0, 256, (4, 3073), dtype=numpy.uint8)
+        images[:, 0] %= 10
+        for name in ("data_batch_1.bin", "test_batch.bin"):  # an epoch is one step on all images
+            images.tofile(self.path(name))
+        more = {"data": ("--dataset", "cifar10", "--data", self.folder, "--no-augment", "--epochs", "3", "--lr", "0.1"), "steps": 3}
+        saved = self.path("saved")
+        self.train("--pipeline", "1f1b", "--partitions", "2", "--batch", "4", "--checkpoint", saved, "--full-checkpoint", ranks=2,
+                   **{**more, "steps": 2})
+        full = self.path("saved/step-2/full.pt")
+        rest, _ = self.train("--batch", "4", "--resume", full, **more)
+        content = dict(torch.load(full))
+        names = json.loads(bytes(content["settings"].tolist()))["names"]
+        twin = reference_models.make("shufflenet_v2_x0.5", 3, 10)
+        for kind, tensors in (("parameter", list(twin.parameters())), ("buffer", list(twin.buffers()))):
+            assert len(tensors) == len(names[kind + "s"])
+            for name, tensor in zip(names[kind + "s"], tensors):
+                tensor.data.copy_(content[f"shoal+next_forward/{kind}/{name}"])
+        mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
+        rows = torch.from_numpy(images)
+        scores = twin((rows[:, 1:].view(-1, 3, 32, 32) / 255 - mean) / deviation)
+        loss = torch.nn.functional.cross_entropy(scores, rows[:, 0].long()).item()
+        assert rest["step_loss"] == [pytest.approx(loss, rel=1e-4)]
+        with open(self.path("saved/step-2/manifest.json"), encoding="utf-8") as opened:
+            manifest = json.load(opened)
+        for tensor in manifest["tensors"]:
+            if not tensor["name"].startswith("generator/"):
+                file = manifest["files"][tensor["file"]]
+                part = dict(torch.load(self.path("saved/step-2/" + file["name"])))[tensor["name"]]
+                assert list(part.shape) == tensor["shape"] and torch.equal(part, content["shoal+next_forward/" + tensor["name"]])
 
     def test_bad_input_names_option(self):
         self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")  # others: pipeline_plan_test.cc
@@ -97,3 +155,17 @@ class TestPipelineTraining:
             row, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), "--microbatches", "4", "--batch", "8",
                                 ranks=partitions, model=model, steps=20)
             assert row["step_loss"] == alone["step_loss"], schedule
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("optimizer, model", zip(("sgd", "adadelta", "adam", "adadelta", "sgd"), FIVE))
+    def test_five_networks_go_on_in_other_pipelines(self, model, optimizer):
+        saved = self.path("saved")
+        options = ("--optimizer", optimizer, "--lr", "0.01")
+        pipeline = ("--microbatches", "4", "--batch", "8", *options)
+        alone, _ = self.train("--batch", "2", "--accumulate", "4", *options, model=model, steps=4)
+        self.train("--pipeline", "virtual", "--chunks", "2", "--partitions", "2", "--optimize", "speed", *pipeline, "--checkpoint", saved,
+                   ranks=2, model=model, steps=2)
+        for schedule, partitions in (("1f1b", 4), ("simple", 3), ("interleaved", 1)):
+            rest, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), *pipeline, "--resume", saved, ranks=partitions,
+                                 model=model, steps=4)
+            assert rest["step_loss"] == alone["step_loss"][2:], (schedule, partitions)

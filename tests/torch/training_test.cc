@@ -350,7 +350,7 @@ TEST(EpochPlan, PlanWithoutLossesFollowsEpochs) {
   EXPECT_EQ(plan.pass_end(), 18);
   EXPECT_EQ(plan.end(), 18);
   for (const std::int64_t step : {9, 13, 17}) EXPECT_EQ(plan.scheduled(step), step);
-  EXPECT_FALSE(plan.has_lost_ranks());
+  EXPECT_FALSE(plan.has_other_ranks());
   EpochPlan resumed(103, 4, 3, 2);
   EXPECT_TRUE(resumed.go_to(13).ok());
   EXPECT_EQ(resumed.pass(), 1);
@@ -372,7 +372,7 @@ TEST(EpochPlan, SurvivorsGetUnseenImages) {
     };
     see(4, 0, loss_at);
     plan.go_on_with(2, loss_at);
-    EXPECT_TRUE(plan.has_lost_ranks());
+    EXPECT_TRUE(plan.has_other_ranks());
     EXPECT_EQ(plan.pass_end(), loss_at + 2 * (8 - loss_at));
     EXPECT_EQ(plan.end(), plan.pass_end() + 16);
     see(2, loss_at, plan.pass_end());
@@ -384,6 +384,22 @@ TEST(EpochPlan, SurvivorsGetUnseenImages) {
     EXPECT_EQ(resumed.pass_end(), plan.pass_end() + 16);
     EXPECT_EQ(resumed.scheduled(resumed.pass_end()), 16);
   }
+}
+
+TEST(EpochPlan, MoreRanksShareUnseenImages) {
+  EpochPlan plan(96, 3, 4, 2);
+  EXPECT_EQ(plan.images_used(4), 48);
+  plan.go_on_with(8, 4);
+  EXPECT_TRUE(plan.has_other_ranks());
+  EXPECT_EQ(plan.pass_end(), 6);
+  EXPECT_EQ(plan.images_used(4), 48);
+  EXPECT_EQ(plan.images_used(5), 72);
+  EpochPlan resumed(96, 3, 8, 2);
+  EXPECT_TRUE(resumed.go_to(5, plan.numbers()).ok());
+  EXPECT_EQ(resumed.rest(5, 7, 3), plan.rest(5, 7, 3));
+  EXPECT_EQ(resumed.scheduled(6), 8);
+  resumed.next_pass();
+  EXPECT_EQ(resumed.images_used(7), 96 + 24);
 }
 
 TEST(EpochPlan, NumbersFromFileAreChecked) {
@@ -407,9 +423,8 @@ TEST(EpochPlan, NumbersFromFileAreChecked) {
     EXPECT_TRUE(mentions(status.message(), facts...)) << status.message();
   };
   // The message has the wrong number, and its minimum and maximum.
-  expect_refused(11, {0, 1, 9, 20}, "course", "ranks", "0", "3", "1048576");
-  expect_refused(11, {2, 1, 9, 20}, "course", "ranks", "2", "3", "1048576");
-  expect_refused(11, {kHuge, 1, 9, 20}, "course", "ranks", "9223372036854775807", "3", "1048576");
+  expect_refused(11, {0, 1, 9, 20}, "course", "ranks", "0", "1", "1048576");
+  expect_refused(11, {kHuge, 1, 9, 20}, "course", "ranks", "9223372036854775807", "1", "1048576");
   expect_refused(11, {4, -1, 9, 20}, "course", "-1", "0", "9");
   expect_refused(11, {4, 10, 9, 20}, "course", "10", "0", "9");
   expect_refused(11, {4, 1, -kHuge, 20}, "course", "step", "-9223372036854775807", "0", "11");
@@ -430,6 +445,12 @@ TEST(EpochPlan, JumpToLastStepIsFast) {
   EpochPlan known(103, 4, 3, 2);
   ASSERT_TRUE(known.go_to(EpochPlan::kMostSteps, {4, 0, 2, 103}).ok()) << "lost when all images had been seen";
   EXPECT_EQ(known.pass(), 1 + (EpochPlan::kMostSteps - 2) / 9);
+}
+
+TEST(OptimizerState, SgdWithoutMomentumHasNone) {
+  const ::torch::optim::SGD sgd({at::zeros({2})}, ::torch::optim::SGDOptions(0.1));
+  EXPECT_TRUE(to_tensors(*to_state(sgd, {})).empty());
+  EXPECT_THROW((void)to_state(sgd, {{"exp_avg", at::zeros({2})}}), c10::Error) << "state of Adam";
 }
 
 TEST(Undo, LastStepCanBeUndone) {

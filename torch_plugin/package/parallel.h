@@ -1,7 +1,9 @@
-// The header of model parallelism, which a LibTorch program includes as <shoal/parallel.h>: chains, partitions, pipelines.
+// The header of model parallelism, which a LibTorch program includes as <shoal/parallel.h>: chains, partitions, pipelines,
+// checkpoints.
 #pragma once
 
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/checkpoint/stage_tensors.h"
 #include "torch_plugin/parallel/gradients/gradient_norm.h"
 #include "torch_plugin/parallel/partition/partition_chain.h"
 #include "torch_plugin/parallel/profiler/profiler.h"

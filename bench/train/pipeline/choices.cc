@@ -30,6 +30,9 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--profile", choices.profile, "file of --profile-out; without it, rank 0 measures the network first");
   add("--clip-norm", choices.clip_norm, "scale gradients of a larger norm, over all stages, down to this one")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--full-checkpoint", choices.full_checkpoint,
+               "--checkpoint also writes full.pt: --resume reads it without a pipeline, Python by torch.load")
+      ->group("Pipeline");
 }
 
 }  // namespace shoal::train

@@ -28,6 +28,7 @@ struct PipelineChoices {
   std::string partition;            ///< partition file; empty: the partitioner decides
   std::string profile;              ///< profile of the network; empty: it is measured
   std::optional<double> clip_norm;  ///< the most that the norm of the gradient may be; unset: any
+  bool full_checkpoint = false;     ///< --checkpoint also writes one file of the whole network
 
   /// Whether the network is trained in a pipeline.
   [[nodiscard]] bool wanted() const {

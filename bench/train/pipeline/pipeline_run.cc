@@ -13,6 +13,7 @@
 #include "bench/train/common_stop.h"
 #include "bench/train/epoch_plan.h"
 #include "bench/train/figures.h"
+#include "bench/train/pipeline/pipeline_checkpoint.h"
 #include "bench/train/pipeline/stage_trainer.h"
 #include "bench/train/run_log.h"
 #include "bench/train/schedule.h"
@@ -53,7 +54,7 @@ class PipelineRun {
         common_stop_(*job.control, stop),
         log_(options),
         course_(images.train.size(), static_cast<std::size_t>(options.batch), plan.layout.size(Axis::replica), options.epochs),
-        schedule_(schedule_of(options, course_.epoch_steps())) {
+        checkpoint_(job, plan, model, images.train, options) {
     log_.be(job.rank());
   }
 
@@ -62,6 +63,7 @@ class PipelineRun {
     if (outcome_.status.ok()) {
       log_.start(start_ = steady_clock::now());
       try {
+        outcome_.status = resume();
         run_epochs();
       } catch (const std::exception& error) {
         fail(error);
@@ -90,6 +92,15 @@ class PipelineRun {
     return {};
   }
 
+  Status resume() {
+    if (Status resumed = checkpoint_.resume(course_, *trainer_); !resumed.ok()) return resumed;
+    schedule_ = schedule_of(options_, course_.epoch_steps());
+    steps_before_ = trainer_->step();
+    if (steps_before_ < total_steps()) return {};
+    return {StatusCode::invalid_argument,
+            options_.resume + ": has made " + std::to_string(steps_before_) + " steps already; use more --epochs or --steps"};
+  }
+
   /// The other pipelines may be anywhere: they must not wait for this rank.
   void fail(const std::exception& error) {
     outcome_.status = {StatusCode::aborted, "pipeline of the ranks " +
@@ -110,6 +121,7 @@ class PipelineRun {
         if (going()) check_time();
       }
       if (outcome_.status.ok() && !figures_.losses.empty()) end_epoch();
+      if (outcome_.status.ok()) outcome_.status = checkpoint_.save(course_, *trainer_);
       if (trainer_->step() >= course_.pass_end()) course_.next_pass();
     }
   }
@@ -155,12 +167,13 @@ class PipelineRun {
     turn.images_per_s = static_cast<double>(turn.sums.steps) * options_.batch * replicas() / turn.sums.seconds;
     figures_.add(turn);
     const auto left = static_cast<double>(total_steps() - trainer_->step());
+    const auto made = static_cast<double>(trainer_->step() - steps_before_);
     outcome_.turns.push_back(log_.tell(kShown, turn,
                                        {.epoch = epoch(),
                                         .step = trainer_->step(),
                                         .steps = total_steps(),
                                         .learning_rate = rate_of(trainer_->step() - 1),
-                                        .remaining_s = seconds_since(start_) / static_cast<double>(trainer_->step()) * left}));
+                                        .remaining_s = seconds_since(start_) / made * left}));
   }
 
   /// Every rank of a pipeline has its losses. One rank of each speaks for it, in the order of the replicas on all ranks.
@@ -256,7 +269,9 @@ class PipelineRun {
   CommonStop common_stop_;
   RunLog log_;
   EpochPlan course_;
-  const Schedule schedule_;
+  const PipelineCheckpoint checkpoint_;
+  Schedule schedule_;
+  std::int64_t steps_before_ = 0;  // of the checkpoint
   std::unique_ptr<StageTrainer> trainer_;
   bool warm_ = false;
   bool over_ = false;  // options.seconds have passed

@@ -31,8 +31,7 @@ Status check_options(const TrainOptions& options) {
   const auto unsupported = [](const char* option) {
     return Status(StatusCode::unsupported, std::string(option) + " is not supported with a pipeline yet: omit it");
   };
-  if (!options.checkpoint.empty()) return unsupported("--checkpoint");
-  if (!options.resume.empty()) return unsupported("--resume");
+  if (options.parallel.full_checkpoint && options.checkpoint.empty()) return invalid("--full-checkpoint needs --checkpoint");
   if (!options.trace.empty()) return unsupported("--trace");
   if (options.precision != "fp32") return unsupported("--precision bf16");
   return {};
@@ -72,6 +71,9 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
                   {"block", options.block},
                   {"augment", options.augment},
                   {"evaluate", options.evaluate},
+                  {"checkpoint", options.checkpoint},
+                  {"full_checkpoint", options.parallel.full_checkpoint},
+                  {"resume", options.resume},
                   {"timeout", options.timeout_s}});
   return all;
 }

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "bench/train/batch_tensors.h"
-#include "bench/train/fingerprint.h"
 #include "bench/train/pipeline/tensor_group.h"
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/checkpoint/fingerprint.h"
 #include "torch_plugin/parallel/tensor/layer_pairs.h"
 #include "torch_plugin/process_group/conversions.h"
 
@@ -69,6 +69,7 @@ Status StageTrainer::make_stages(const models::ModelInfo& info) {
   tensor_ = *std::move(sharing);
   const Result<parallel::TensorSplit> split = parallel::split_pairs(*model, *model, model->pairs(), tensor_);
   if (!split.ok()) return split.status();
+  split_ = split->split;
   if (tensor_ && job_.rank() == 0) std::printf("note: %s\n", split_text(*split, tensor_->getSize()).c_str());
   const Result<parallel::Chain> chain = parallel::Chain::of(model->parts());
   if (!chain.ok()) return chain.status();
@@ -79,14 +80,14 @@ Status StageTrainer::make_stages(const models::ModelInfo& info) {
     chunks_.push_back(*std::move(made));
   }
   stages_ = std::make_shared<Stages>(chunks_);
-  note_slices(split->split);
+  note_slices();
   return {};
 }
 
-void StageTrainer::note_slices(const std::vector<parallel::SplitTensor>& split) {
+void StageTrainer::note_slices() {
   const auto parameters = stages_->named_parameters();
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    for (parallel::SplitTensor slice : split) {
+    for (parallel::SplitTensor slice : split_) {
       slice.name = chunk_name(chunk) + "." + slice.name;
       if (parameters.contains(slice.name)) slices_.push_back(std::move(slice));
     }
@@ -169,6 +170,12 @@ double StageTrainer::make_step(double learning_rate) {
   return loss;
 }
 
+void StageTrainer::continue_from(std::int64_t step) {
+  step_ = step;
+  use_ = {};
+  meter_.restart_peak();  // the tensors of files have gone
+}
+
 Result<double> StageTrainer::accuracy(const data::Dataset& test) {
   if (reduction_) reduction_->synchronize_buffers();
   data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};
@@ -190,7 +197,7 @@ Result<double> StageTrainer::accuracy(const data::Dataset& test) {
   return correct / static_cast<double>(test.size());
 }
 
-std::uint64_t StageTrainer::fingerprint() const { return fingerprint_of(stages_->parameters()); }
+std::uint64_t StageTrainer::fingerprint() const { return parallel::fingerprint_of(stages_->parameters()); }
 
 void StageTrainer::abort() noexcept {
   for (const c10::intrusive_ptr<c10d::ProcessGroup>& group : {tensor_, norm_groups_.pipeline}) {

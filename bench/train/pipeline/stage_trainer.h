@@ -49,12 +49,20 @@ class StageTrainer {
   [[nodiscard]] const pipeline::Position& position() const { return position_; }
   /// Optimizer steps made.
   [[nodiscard]] std::int64_t step() const { return step_; }
+  [[nodiscard]] const std::vector<std::shared_ptr<parallel::Unit>>& chunks() const { return chunks_; }
+  /// The chunks as one module: names begin with "chunk0.", "chunk1.", ...
+  [[nodiscard]] const ::torch::nn::Module& stages() const { return *stages_; }
+  /// The tensors of the network that are split: this rank has slice number position().slice.
+  [[nodiscard]] const std::vector<parallel::SplitTensor>& split() const { return split_; }
+  [[nodiscard]] Optimizers& optimizers() { return optimizers_; }
 
   /// From now on the images are those of the current pass of `course`, in which each replica is a rank.
   void begin_epoch(const EpochPlan& course);
   /// One optimizer step on the next batch. Returns its loss: of this pipeline, on all its ranks. Throws parallel::StepError and
   /// c10::Error; the other ranks of the pipeline and the replicas of this rank's stages then fail, too.
   double make_step(double learning_rate);
+  /// `step` steps have been made by the training that stages, optimizer and course have been restored from.
+  void continue_from(std::int64_t step);
   /// Since the last call.
   StageUse take_use() { return std::exchange(use_, {}); }
   /// The most bytes of tensors that this rank has had at the same time, parameters and all that its steps need.
@@ -76,7 +84,7 @@ class StageTrainer {
 
   StageTrainer(const Job& job, const PipelinePlan& plan, const data::Dataset& images, const TrainOptions& options);
   Status make_stages(const models::ModelInfo& model);
-  void note_slices(const std::vector<parallel::SplitTensor>& split);
+  void note_slices();
   Status make_groups();
   void make_optimizer();
   void clear_gradients();
@@ -93,6 +101,7 @@ class StageTrainer {
   std::vector<std::shared_ptr<parallel::Unit>> chunks_;
   std::shared_ptr<Stages> stages_;
   parallel::LayerSlices::Group tensor_;       // null: layers are whole
+  std::vector<parallel::SplitTensor> split_;   // of the network
   std::vector<parallel::SplitTensor> slices_;  // parameters in stages_, by their names there
   std::unique_ptr<Communicator> pipeline_;
   std::shared_ptr<parallel::ReplicaReduction> reduction_;  // null: there are no replicas

@@ -1,4 +1,4 @@
-// A number that tells whether parameters are equal.
+// A number that tells whether tensors are equal.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 #include <torch/torch.h>
 
-namespace shoal::train {
+namespace shoal::parallel {
 
 /// Equal for tensors with the same bytes in the same order.
 std::uint64_t fingerprint_of(const std::vector<at::Tensor>& tensors);
 
-}  // namespace shoal::train
+}  // namespace shoal::parallel

@@ -1,6 +1,6 @@
-#include "bench/train/fingerprint.h"
+#include "torch_plugin/parallel/checkpoint/fingerprint.h"
 
-namespace shoal::train {
+namespace shoal::parallel {
 
 std::uint64_t fingerprint_of(const std::vector<at::Tensor>& tensors) {
   constexpr std::uint64_t kPrime = 0x100000001b3;  // FNV-1a
@@ -12,4 +12,4 @@ std::uint64_t fingerprint_of(const std::vector<at::Tensor>& tensors) {
   return hash;
 }
 
-}  // namespace shoal::train
+}  // namespace shoal::parallel
