@@ -87,6 +87,11 @@ std::string CallReports::message_late(bool is_send, int peer, Time now) const {
          (peer < 0 || peer == group_.rank ? std::string() : chain_of_waits(peer, now));
 }
 
+std::string CallReports::waits_for(const std::string& message, int peer, Time now) const {
+  return fmt::format("; {} waits for {}", own_name(), message) +
+         (peer < 0 || peer == group_.rank ? std::string() : chain_of_waits(peer, now));
+}
+
 std::string CallReports::not_started(bool is_message, const std::optional<Occupation>& earlier, const std::string& why) const {
   if (earlier) return fmt::format(" before its turn; the earlier {} has not ended{}", earlier->what, why);
   return fmt::format(

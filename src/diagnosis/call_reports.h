@@ -59,6 +59,8 @@ class CallReports {
   [[nodiscard]] std::string late(const StragglerDetector::Verdict& verdict, Time now) const;
   /// Why a message waits; `peer` below 0: any rank. Where the peer waits for a message as well, also why that does, and so on.
   [[nodiscard]] std::string message_late(bool is_send, int peer, Time now) const;
+  /// "; rank 1 waits for recv of int32 x 10 from rank 3": another message, and why that waits.
+  [[nodiscard]] std::string waits_for(const std::string& message, int peer, Time now) const;
   /// Why a call or message has not started: all before it have not. `earlier`: the oldest call in flight, where there is one,
   /// and `why` it waits.
   [[nodiscard]] std::string not_started(bool is_message, const std::optional<Occupation>& earlier,

@@ -67,6 +67,7 @@ void Operation::reset(std::shared_ptr<ProgressClient> client, std::uint64_t sequ
   open_links = plan->links.size();
   next_local_step = 0;
   is_message_ = false;
+  awaited_.store(false, std::memory_order_relaxed);
   watch = {};
   on_links = false;
   published = false;

@@ -81,6 +81,9 @@ class Operation {
   bool take_from_group() noexcept {
     return in_group_.load(std::memory_order_relaxed) && in_group_.exchange(false, std::memory_order_acq_rel);
   }
+  /// A thread waits for its end: what the rank is in, of several messages in flight.
+  void set_awaited() noexcept { awaited_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
   void add_reference() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
   void drop_reference();
   [[nodiscard]] bool done() const noexcept { return state_.load(std::memory_order_acquire) == kDone; }
@@ -136,6 +139,7 @@ class Operation {
 
   bool is_message_ = false;
   std::atomic<bool> in_group_{false};
+  std::atomic<bool> awaited_{false};
   std::unique_ptr<Plan> owned_plan_;  // where the plan is not cached
   bool pooled_;
   std::atomic<int> references_{0};

@@ -105,9 +105,10 @@ std::optional<CallProblem> CallChecks::check_deadlines(Time now) {
 // Messages that are late, or whose peer is gone.
 std::optional<CallProblem> CallChecks::check_messages(Time now) {
   if (s_.calls.started.empty() && !s_.messages.live().empty()) {
-    const Operation& oldest = *s_.messages.live().front();
-    if (s_.monitor.message_waits(oldest.sequence(), now))
-      s_.monitor.record_message(oldest.message.peer, Messages::describe(oldest));
+    const Operation* awaited = s_.messages.awaited();
+    const Operation& waits = awaited != nullptr ? *awaited : *s_.messages.live().front();
+    if (s_.monitor.message_waits(waits.sequence(), now))
+      s_.monitor.record_message(waits.message.peer, Messages::describe(waits));
   }
   s_.monitor.watchdog().begin();
   for (Operation* message : s_.messages.live()) warn(*message, true, now);
@@ -173,7 +174,13 @@ std::optional<Occupation> CallChecks::occupation(Time now) {
 }
 
 std::string CallChecks::why_late(const Operation& operation, Time now) {
-  if (operation.is_message()) return s_.monitor.reports().message_late(operation.message.is_send, operation.message.peer, now);
+  if (operation.is_message()) {
+    const CallReports& reports = s_.monitor.reports();
+    const Operation* awaited = s_.messages.awaited();
+    const bool elsewhere = awaited != nullptr && !operation.awaited();
+    return reports.message_late(operation.message.is_send, operation.message.peer, now) +
+           (elsewhere ? reports.waits_for(Messages::describe(*awaited), awaited->message.peer, now) : std::string());
+  }
   return s_.monitor.why_late(operation.sequence(), late_ranks(operation), now);
 }
 

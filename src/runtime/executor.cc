@@ -110,6 +110,7 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
   // Another thread may keep the call in an open group without end. Once posted, it ends by its deadline or abort() at the
   // latest. It still starts in its turn.
   if (operation->take_from_group()) post_late(operation);
+  operation->set_awaited();
   while (!operation->done() && Clock::now() < deadline) {
     if (engine()->driver_wanted()) {
       std::this_thread::yield();

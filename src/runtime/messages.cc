@@ -313,6 +313,11 @@ Status Messages::take(int from, const Arrival& arrival) {
 
 Status Messages::take_failure() { return std::exchange(failure_, Status()); }
 
+const Operation* Messages::awaited() const noexcept {
+  const auto found = std::find_if(live_.begin(), live_.end(), [](const Operation* message) { return message->awaited(); });
+  return found == live_.end() ? nullptr : *found;
+}
+
 void Messages::give_up() {
   for (Peer& peer : peers_) {
     if (!peer.outstanding.empty()) peer.link->link->keep_copies();

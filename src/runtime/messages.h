@@ -62,6 +62,8 @@ class Messages {
   [[nodiscard]] bool needs(int peer) const noexcept;
   /// Started, the oldest first.
   [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
+  /// The oldest of them that a thread waits for; null where none is.
+  [[nodiscard]] const internal::Operation* awaited() const noexcept;
   /// Not started, because an earlier message has not started; in no order.
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
   /// Unmatched messages of one sender that a rank keeps.
