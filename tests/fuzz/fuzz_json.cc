@@ -9,6 +9,7 @@
 #include "src/pipeline/profile.h"
 #include "src/selector/tuning.h"
 #include "src/simulate/platform.h"
+#include "torch_plugin/parallel/checkpoint/manifest.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 
@@ -39,5 +40,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   const auto partition = pipeline::parse_partition(text, "fuzz.json");
   if (partition.ok() && static_cast<int>(partition->cuts.size()) + 1 != partition->shape.stages()) std::abort();
+  const auto manifest = parallel::parse_manifest(text, "fuzz.json");
+  if (manifest.ok()) {
+    const auto again = parallel::parse_manifest(parallel::to_json(*manifest), "fuzz.json");
+    if (!again.ok() || again->tensors != manifest->tensors) std::abort();
+    static_cast<void>(parallel::check_complete(*manifest, "fuzz.json"));
+  }
   return 0;
 }
