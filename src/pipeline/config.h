@@ -24,6 +24,7 @@ struct Config {
   Objective optimize = Objective::memory;
   std::optional<double> memory_weight;             ///< 0 is the objective speed, 1 is memory
   std::optional<std::int64_t> memory_limit_bytes;  ///< of a stage; not a key of SageMaker's
+  Recompute recompute = Recompute::none;           ///< not a key of SageMaker's
   bool auto_partition = true;
   std::optional<int> default_partition;  ///< stage of the units that nobody assigned; with auto_partition false only
   Placement placement{Axis::replica, Axis::pipeline, Axis::tensor};  ///< placement_strategy

@@ -45,6 +45,7 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
            {"chunks", config.chunks},
            {"active_microbatches", config.shape().active()},
            {"optimize", pipeline::to_string(config.optimize)},
+           {"recompute", pipeline::to_string(config.recompute)},
            {"ddp", config.ddp}};
   if (config.memory_weight) all["memory_weight"] = *config.memory_weight;
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;
@@ -143,7 +144,7 @@ Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline
                                 const pipeline::PartitionRequest& request, const std::string& path) {
   if (!settings.partition) return pipeline::partition(profile, request);
   if (Status status = check_units(*settings.partition, profile, path); !status.ok()) return status;
-  return pipeline::partition_at(profile, request, settings.partition->cuts);
+  return pipeline::partition_at(profile, request, settings.partition->cuts, settings.partition->recomputes);
 }
 
 void print_plan(const PipelinePlan& plan, const PipelineSettings& settings) {

@@ -1,5 +1,6 @@
 #include "torch_plugin/parallel/recompute/recompute.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -149,10 +150,16 @@ class Recompute : public ::torch::autograd::Function<Recompute> {
   }
 };
 
+bool requires_gradient(const Unit& unit, const at::Tensor& input) {
+  if (input.requires_grad()) return true;
+  const std::vector<at::Tensor> parameters = unit.parameters();
+  return std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+}
+
 }  // namespace
 
 at::Tensor recompute(const std::shared_ptr<Unit>& unit, const at::Tensor& input) {
-  if (!at::GradMode::is_enabled()) return unit->forward(input);
+  if (!at::GradMode::is_enabled() || !requires_gradient(*unit, input)) return unit->forward(input);
   return Recompute::apply(input, at::zeros({1}).requires_grad_(), unit);
 }
 

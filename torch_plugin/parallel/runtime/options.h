@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "src/pipeline/recompute.h"
 #include "src/pipeline/shape.h"
 #include "src/pipeline/stage_times.h"
 
@@ -31,6 +33,10 @@ struct PipelineOptions {
   pipeline::StageTimes stage_times = {};                  ///< for the order of interleaved; empty = equal stages
   BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;
   LossReduction loss_reduction = LossReduction::mean;
+  /// Which stages keep only the inputs of their microbatches and run forward again in the backward. A stage that holds one
+  /// microbatch at a time never does.
+  pipeline::Recompute recompute = pipeline::Recompute::none;
+  std::vector<bool> recompute_stages = {};  ///< of where_needed: whether each stage does, as Partition::recomputes() says
   /// The most that a rank waits for the header of a step, and the longest time from the header to the end of the step.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
 };

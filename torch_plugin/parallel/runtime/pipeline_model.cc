@@ -32,7 +32,23 @@ std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks, const P
   if (options.timeout.count() <= 0) return "a timeout of " + std::to_string(options.timeout.count()) + " ms is not positive";
   if (options.batch_norm == BatchNormStatistics::deferred)
     return "batch_norm \"deferred\" is not supported yet; use \"microbatch\"";
+  const std::size_t stages = static_cast<std::size_t>(ranks) * chunks.size();
+  if (options.recompute == pipeline::Recompute::where_needed && options.recompute_stages.size() != stages) {
+    return "recompute where_needed with recompute_stages of " + std::to_string(options.recompute_stages.size()) +
+           " stages; the pipeline has " + std::to_string(stages);
+  }
   return Programs::check(options, ranks, static_cast<int>(chunks.size())).message();
+}
+
+/// Of each chunk of `rank`, whether its forward may run again in the backward. Precondition: agreed options.
+std::vector<bool> recomputing_chunks(const PipelineOptions& options, int ranks, std::size_t chunks, int rank) {
+  std::vector<bool> found;
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    const std::size_t stage = chunk * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
+    found.push_back(options.recompute == pipeline::Recompute::where_needed ? options.recompute_stages[stage]
+                                                                           : options.recompute == pipeline::Recompute::all);
+  }
+  return found;
 }
 
 /// The constructor's collective check, before any part is made.
@@ -79,7 +95,8 @@ PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communic
       communicator_(communicator),
       options_(agreed(options, chunks_, communicator)),
       gradients_(std::move(gradients)),
-      programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()) {}
+      programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()),
+      recomputes_(recomputing_chunks(options_, communicator.size(), chunks_.size(), communicator.rank())) {}
 
 StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss) {
   check_open();
@@ -162,6 +179,7 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       programs_.shape(),
                       actions,
                       chunks_,
+                      recomputes_,
                       images,
                       targets,
                       header.target,

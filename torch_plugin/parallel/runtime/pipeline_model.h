@@ -90,7 +90,8 @@ class PipelineModel {
   const PipelineOptions options_;
   const std::shared_ptr<GradientReduction> gradients_;
   Programs programs_;
-  StepHeader layouts_of_;  // the kind of step and image that layouts_ are for
+  const std::vector<bool> recomputes_;  // of each chunk: whether it may
+  StepHeader layouts_of_;               // the kind of step and image that layouts_ are for
   CutLayouts layouts_;
   StepDurations durations_;
   std::string failure_;  // the first error; "" = open

@@ -5,6 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include <torch/csrc/autograd/engine.h>
+
+#include "src/pipeline/orders.h"
+#include "torch_plugin/parallel/recompute/recompute.h"
+
 namespace shoal::parallel {
 namespace {
 
@@ -42,6 +47,7 @@ std::string shape_text(const at::Tensor& tensor) { return c10::str(tensor.scalar
 StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline)
     : communicator_(communicator),
       task_(task),
+      most_held_(pipeline::most_held_by_stage(task.shape, {task.actions})),
       messages_(communicator, task.shape, task.microbatches, task.actions, layouts, deadline),
       place_{.rank = communicator.rank(), .action = "start of the step"} {}
 
@@ -128,6 +134,11 @@ bool StepRun::is_here(int stage) const {
   return stage >= 0 && stage < task_.shape.stages() && task_.shape.rank_of(stage) == place_.rank;
 }
 
+bool StepRun::recomputes(int stage) const {
+  const auto chunk = static_cast<std::size_t>(stage / task_.shape.ranks);
+  return task_.trains && task_.recomputes[chunk] && most_held_[static_cast<std::size_t>(stage)] > 1;
+}
+
 at::Tensor StepRun::input_of(const Action& action) {
   const Microbatches& microbatches = task_.microbatches;
   if (action.stage == 0) {
@@ -145,12 +156,15 @@ void StepRun::forward(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   held.input = input_of(action);
   const std::int64_t images = task_.microbatches.size(action.microbatch);
-  held.output = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)]->forward(held.input);
+  const std::shared_ptr<Unit>& chunk = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)];
+  held.output = recomputes(action.stage) ? recompute(chunk, held.input) : chunk->forward(held.input);
   TORCH_CHECK_VALUE(held.output.defined(), "the output is undefined");
   TORCH_CHECK_VALUE(held.output.dim() >= 1 && held.output.size(0) == images, "the output is ", shape_text(held.output), " for ",
                     images, " images; its first dimension must count them");
   if (task_.trains) {
     if (is_last(action.stage)) held.output = scaled_loss(held.output, action.microbatch);
+    // A stage whose parameters are all frozen, in front of all others, has no graph.
+    if (held.output.requires_grad()) held.root = ::torch::autograd::impl::gradient_edge(held.output);
     return;
   }
   held.input.reset();
@@ -187,8 +201,12 @@ void StepRun::backward(const Action& action) {
   if (task_.gradients != nullptr && action.microbatch == task_.microbatches.count() - 1) {
     task_.gradients->before_last_backward(action.stage / task_.shape.ranks);
   }
-  // A stage whose parameters are all frozen, in front of all others, has no graph.
-  if (held.output.requires_grad()) ::torch::autograd::backward({held.output}, {held.output_gradient});
+  if (held.root.is_valid()) {
+    if (is_last(action.stage)) held.output_gradient = at::ones_like(held.output);
+    ::torch::autograd::Engine::get_default_engine().execute({std::move(held.root)}, {std::move(held.output_gradient)},
+                                                            /*keep_graph=*/false, /*create_graph=*/false,
+                                                            /*accumulate_grad=*/true);
+  }
   const bool is_first = action.stage == 0;
   if (!is_first) {
     held.input_gradient = held.input.grad();
@@ -205,6 +223,7 @@ void StepRun::send(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   const bool is_gradient = action.op == ActionOp::send_gradient;
   messages_.send(action, is_gradient ? held.input_gradient : held.output);
+  held.output.reset();
   if (is_gradient || !task_.trains) held_.erase({action.stage, action.microbatch});
 }
 

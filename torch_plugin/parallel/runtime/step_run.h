@@ -30,6 +30,7 @@ struct StepTask {
   const pipeline::Shape& shape;
   const pipeline::Actions& actions;                  ///< of this rank
   const std::vector<std::shared_ptr<Unit>>& chunks;  ///< stage s is chunk s / ranks
+  const std::vector<bool>& recomputes;               ///< of each chunk, whether it may run forward again in the backward
   at::Tensor images;                                 ///< on rank 0
   at::Tensor targets;                                ///< on rank 0
   TensorLayout target_layout;                        ///< on all ranks
@@ -39,7 +40,7 @@ struct StepTask {
 };
 
 /// Each received activation becomes a fresh leaf; its gradient goes back to the stage before. What a microbatch keeps is freed
-/// after its backward. Thread rule: one thread.
+/// after its backward, its output already when it is sent. Thread rule: one thread.
 class StepRun {
  public:
   StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline);
@@ -53,10 +54,11 @@ class StepRun {
  private:
   /// What a stage holds of a microbatch.
   struct Held {
-    at::Tensor input;            // leaf
-    at::Tensor output;           // of the last stage in training: the scaled loss
-    at::Tensor output_gradient;  // arrives before the backward
-    at::Tensor input_gradient;   // leaves after it
+    at::Tensor input;              // leaf
+    at::Tensor output;             // until it is sent; of the last stage in training: the scaled loss
+    ::torch::autograd::Edge root;  // of the graph; invalid: there is none
+    at::Tensor output_gradient;    // arrives before the backward
+    at::Tensor input_gradient;     // leaves after it
   };
 
   void run_all();
@@ -71,10 +73,13 @@ class StepRun {
   [[nodiscard]] bool is_last(int stage) const { return stage == task_.shape.stages() - 1; }
   /// Whether `stage` exists and is on this rank.
   [[nodiscard]] bool is_here(int stage) const;
+  /// Whether `stage`, of this rank, runs forward again in the backward.
+  [[nodiscard]] bool recomputes(int stage) const;
   void set_place(const pipeline::Action& action);
 
   Communicator& communicator_;
   const StepTask& task_;
+  const std::vector<int> most_held_;  // microbatches, by stage
   StepMessages messages_;
   StepPlace place_;
   std::map<std::pair<int, int>, Held> held_;  // by stage and microbatch
