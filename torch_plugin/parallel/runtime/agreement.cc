@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -14,9 +15,11 @@
 namespace shoal::parallel {
 namespace {
 
-constexpr std::array<std::string_view, 10> kOptionNames{"schedule",   "microbatches",   "chunks",    "active_microbatches",
-                                                        "batch_norm", "loss_reduction", "recompute", "recompute_stages",
-                                                        "timeout",    "stage_times"};
+constexpr std::array<std::string_view, 13> kOptionNames{
+    "schedule",         "microbatches", "chunks",  "active_microbatches", "batch_norm", "loss_reduction", "recompute",
+    "recompute_stages", "seed",         "replica", "first_step",          "timeout",    "stage_times"};
+
+constexpr std::int64_t kNoSeed = std::numeric_limits<std::int64_t>::min();
 
 /// What each rank sends. Trivially copyable.
 struct RankOptions {
@@ -54,6 +57,9 @@ std::int64_t hash_of(const std::vector<bool>& flags) {
 std::string value_text(std::size_t option, std::int64_t value) {
   if (option == 0) return std::string(pipeline::to_string(static_cast<pipeline::ScheduleKind>(value)));
   if (kOptionNames[option] == "active_microbatches" && value < 0) return "default";
+  if (kOptionNames[option] == "seed") {
+    return value == kNoSeed ? "none" : std::to_string(static_cast<std::uint64_t>(value));
+  }
   if (kOptionNames[option] == "timeout") return std::to_string(value) + " ms";
   if (kOptionNames[option] == "recompute") return std::string(to_string(static_cast<pipeline::Recompute>(value)));
   if (kOptionNames[option] == "stage_times" || kOptionNames[option] == "recompute_stages")
@@ -73,6 +79,9 @@ void agree_on_options(Communicator& communicator, const PipelineOptions& options
                  static_cast<std::int64_t>(options.loss_reduction),
                  static_cast<std::int64_t>(options.recompute),
                  hash_of(options.recompute_stages),
+                 options.seed ? static_cast<std::int64_t>(*options.seed) : kNoSeed,
+                 options.replica,
+                 options.first_step,
                  options.timeout.count(),
                  hash_of(options.stage_times)};
   mine.refusal = to_text_field(refusal);

@@ -37,6 +37,13 @@ struct PipelineOptions {
   /// microbatch at a time never does.
   pipeline::Recompute recompute = pipeline::Recompute::none;
   std::vector<bool> recompute_stages = {};  ///< of where_needed: whether each stage does, as Partition::recomputes() says
+  /// Set: in training, each unit of a Chain draws its random numbers (dropout) from a seed of its own, made of this one, the
+  /// step, the replica, the microbatch and the unit's place in the chain. So they do not depend on partition and schedule, and
+  /// the generators of the process are afterwards what they were. A stage that is not of a Chain counts as one unit. Unset:
+  /// units draw from the generators of the process.
+  std::optional<std::uint64_t> seed = std::nullopt;
+  std::int64_t replica = 0;     ///< of this pipeline; for `seed`
+  std::int64_t first_step = 0;  ///< number of the first step(), where a training goes on; for `seed`
   /// The most that a rank waits for the header of a step, and the longest time from the header to the end of the step.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
 };

@@ -96,7 +96,8 @@ PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communic
       options_(agreed(options, chunks_, communicator)),
       gradients_(std::move(gradients)),
       programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()),
-      recomputes_(recomputing_chunks(options_, communicator.size(), chunks_.size(), communicator.rank())) {}
+      recomputes_(recomputing_chunks(options_, communicator.size(), chunks_.size(), communicator.rank())),
+      step_(options_.first_step) {}
 
 StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss) {
   check_open();
@@ -166,6 +167,11 @@ StepHeader PipelineModel::exchange(StepKind called, const StepHeader& mine) {
   return header;
 }
 
+std::optional<MicrobatchSeed> PipelineModel::seed_of_step() const {
+  if (!options_.seed) return std::nullopt;
+  return MicrobatchSeed{.seed = *options_.seed, .step = step_, .replica = options_.replica};
+}
+
 std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::Tensor& images, const at::Tensor& targets,
                                            const Loss& loss) {
   if (layouts_of_.kind != header.kind || layouts_of_.image != header.image) layouts_.clear();
@@ -185,11 +191,13 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       header.target,
                       loss,
                       options_.loss_reduction,
+                      trains ? seed_of_step() : std::nullopt,
                       trains ? gradients_.get() : nullptr};
   try {
     StepRun step(communicator_, task, layouts_, std::chrono::steady_clock::now() + options_.timeout);
     std::vector<at::Tensor> results = step.run();
     durations_ = step.durations();
+    if (trains) ++step_;
     return results;
   } catch (const StepError& error) {
     failure_ = error.what();

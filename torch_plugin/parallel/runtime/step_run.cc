@@ -152,12 +152,23 @@ at::Tensor StepRun::input_of(const Action& action) {
   return input.requires_grad_();
 }
 
+at::Tensor StepRun::output_of(const Action& action, const at::Tensor& input) const {
+  std::optional<UnitSeeds> seeds;
+  if (task_.seed) {
+    MicrobatchSeed seed = *task_.seed;
+    seed.microbatch = action.microbatch;
+    seeds.emplace(seed, input.device());
+    UnitSeeds::begin_unit(-1 - action.stage);  // for a stage that is not of a chain
+  }
+  const std::shared_ptr<Unit>& chunk = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)];
+  return recomputes(action.stage) ? recompute(chunk, input) : chunk->forward(input);
+}
+
 void StepRun::forward(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   held.input = input_of(action);
   const std::int64_t images = task_.microbatches.size(action.microbatch);
-  const std::shared_ptr<Unit>& chunk = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)];
-  held.output = recomputes(action.stage) ? recompute(chunk, held.input) : chunk->forward(held.input);
+  held.output = output_of(action, held.input);
   TORCH_CHECK_VALUE(held.output.defined(), "the output is undefined");
   TORCH_CHECK_VALUE(held.output.dim() >= 1 && held.output.size(0) == images, "the output is ", shape_text(held.output), " for ",
                     images, " images; its first dimension must count them");

@@ -4,12 +4,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/parallel/random/unit_seeds.h"
 #include "torch_plugin/parallel/runtime/gradient_reduction.h"
 #include "torch_plugin/parallel/runtime/options.h"
 #include "torch_plugin/parallel/runtime/step_durations.h"
@@ -36,6 +38,8 @@ struct StepTask {
   TensorLayout target_layout;                        ///< on all ranks
   const Loss& loss;                                  ///< used on the last stage's rank, in training
   LossReduction reduction = LossReduction::mean;
+  /// In training: for the random numbers of the units, if they have seeds; with the microbatch 0.
+  std::optional<MicrobatchSeed> seed = std::nullopt;
   GradientReduction* gradients = nullptr;  ///< in training, of stages that have replicas
 };
 
@@ -65,6 +69,8 @@ class StepRun {
   void run_action(const pipeline::Action& action);
   void compute(const pipeline::Action& action);
   void forward(const pipeline::Action& action);
+  /// Runs the chunk of a stage.
+  at::Tensor output_of(const pipeline::Action& action, const at::Tensor& input) const;
   at::Tensor input_of(const pipeline::Action& action);
   at::Tensor scaled_loss(const at::Tensor& output, int microbatch);
   void backward(const pipeline::Action& action);
