@@ -88,6 +88,7 @@ TEST(PipelineSettings, BadSettingsAreNamed) {
   refused(R"({"pipeline": "fastest"})", {"smp.json", "pipeline", "fastest", "1f1b"});
   refused(R"({"placement_strategy": "DXT"})", {"DXT", "cluster", "spread"});
   refused(R"({"auto_partition": false, "default_partition": 0})", {"auto_partition", "--partition"});
+  refused(R"({"batch_norm": "batch"})", {"batch_norm", "'batch'", "microbatch", "deferred"});
   refused(R"({"recompute": "some"})", {"recompute", "some", "where_needed"});
   refused(R"({"fp16": true, "offload_activations": true})", {"fp16", "offload_activations"}, StatusCode::unsupported);
   refused(R"({"tensor_parallel_degree": 2})", {"tensor_parallel_degree", "2"}, StatusCode::unsupported);

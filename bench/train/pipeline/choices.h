@@ -22,6 +22,7 @@ struct PipelineChoices {
   std::optional<double> memory_weight;
   std::optional<std::int64_t> memory_limit_bytes;
   std::optional<std::string> recompute;
+  std::optional<std::string> batch_norm;
   std::optional<std::string> placement_strategy;
   bool ddp = false;
   std::string parallel;             ///< file with these keys; empty: none

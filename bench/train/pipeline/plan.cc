@@ -46,6 +46,7 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
            {"active_microbatches", config.shape().active()},
            {"optimize", pipeline::to_string(config.optimize)},
            {"recompute", pipeline::to_string(config.recompute)},
+           {"batch_norm", pipeline::to_string(config.batch_norm)},
            {"ddp", config.ddp}};
   if (config.memory_weight) all["memory_weight"] = *config.memory_weight;
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;

@@ -34,6 +34,7 @@ std::vector<std::pair<std::string, Json>> given(const PipelineChoices& choices) 
   add("memory_weight", choices.memory_weight);
   add("memory_limit_bytes", choices.memory_limit_bytes);
   add("recompute", choices.recompute);
+  add("batch_norm", choices.batch_norm);
   add("placement_strategy", choices.placement_strategy);
   if (choices.ddp) all.emplace_back("ddp", true);
   return all;

@@ -38,13 +38,19 @@ class UnitSequence final : public Unit {
     for (const Part& unit : units) {
       for (const auto& [name, module] : unit.modules) place(name, module);
       steps_.push_back(unit.forward);
+      names_.push_back(unit.name);
     }
   }
 
   at::Tensor forward(at::Tensor x) override {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       UnitSeeds::begin_unit(first_ + static_cast<std::int64_t>(i));
-      x = steps_[i](std::move(x));
+      try {
+        x = steps_[i](std::move(x));
+      } catch (c10::Error& error) {
+        error.add_context("unit '" + names_[i] + "'");
+        throw;
+      }
     }
     return x;
   }
@@ -66,6 +72,7 @@ class UnitSequence final : public Unit {
   const int first_;
   std::map<std::string, std::shared_ptr<nn::Module>> holders_;
   std::vector<std::function<at::Tensor(at::Tensor)>> steps_;
+  std::vector<std::string> names_;
 };
 
 /// Each part by itself.

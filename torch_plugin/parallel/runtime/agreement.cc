@@ -61,6 +61,7 @@ std::string value_text(std::size_t option, std::int64_t value) {
     return value == kNoSeed ? "none" : std::to_string(static_cast<std::uint64_t>(value));
   }
   if (kOptionNames[option] == "timeout") return std::to_string(value) + " ms";
+  if (kOptionNames[option] == "batch_norm") return std::string(to_string(static_cast<BatchNormStatistics>(value)));
   if (kOptionNames[option] == "recompute") return std::string(to_string(static_cast<pipeline::Recompute>(value)));
   if (kOptionNames[option] == "stage_times" || kOptionNames[option] == "recompute_stages")
     return "hash " + std::to_string(value);

@@ -6,17 +6,14 @@
 #include <optional>
 #include <vector>
 
+#include "src/pipeline/batch_norm.h"
 #include "src/pipeline/recompute.h"
 #include "src/pipeline/shape.h"
 #include "src/pipeline/stage_times.h"
 
 namespace shoal::parallel {
 
-/// Which running statistics BatchNorm keeps. It normalizes by microbatch in any case.
-enum class BatchNormStatistics : std::uint8_t {
-  microbatch,  ///< updated once for each microbatch, in their order
-  deferred,    ///< updated once for each step, as for the whole batch; not supported yet
-};
+using pipeline::BatchNormStatistics;
 
 /// What the loss of a microbatch is over its images; the gradients are those of the same over the whole batch.
 enum class LossReduction : std::uint8_t {

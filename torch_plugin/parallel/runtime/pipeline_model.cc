@@ -30,8 +30,6 @@ std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks) {
 std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks, const PipelineOptions& options, int ranks) {
   if (std::string refusal = refusal_of(chunks); !refusal.empty()) return refusal;
   if (options.timeout.count() <= 0) return "a timeout of " + std::to_string(options.timeout.count()) + " ms is not positive";
-  if (options.batch_norm == BatchNormStatistics::deferred)
-    return "batch_norm \"deferred\" is not supported yet; use \"microbatch\"";
   const std::size_t stages = static_cast<std::size_t>(ranks) * chunks.size();
   if (options.recompute == pipeline::Recompute::where_needed && options.recompute_stages.size() != stages) {
     return "recompute where_needed with recompute_stages of " + std::to_string(options.recompute_stages.size()) +
@@ -174,6 +172,7 @@ std::optional<MicrobatchSeed> PipelineModel::seed_of_step() const {
 
 std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::Tensor& images, const at::Tensor& targets,
                                            const Loss& loss) {
+  const bool is_new = layouts_of_.kind != header.kind || layouts_of_.image != header.image || layouts_of_.batch != header.batch;
   if (layouts_of_.kind != header.kind || layouts_of_.image != header.image) layouts_.clear();
   layouts_of_ = header;
   const bool trains = header.kind == StepKind::training;
@@ -191,6 +190,8 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       header.target,
                       loss,
                       options_.loss_reduction,
+                      options_.batch_norm,
+                      trains && !has_warned_ && is_new,
                       trains ? seed_of_step() : std::nullopt,
                       trains ? gradients_.get() : nullptr};
   try {
@@ -198,6 +199,10 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
     std::vector<at::Tensor> results = step.run();
     durations_ = step.durations();
     if (trains) ++step_;
+    if (const std::vector<FewValues>& few = step.few_values(); !few.empty()) {
+      has_warned_ = true;
+      TORCH_WARN(warning_of(few.front(), few.size(), microbatches));
+    }
     return results;
   } catch (const StepError& error) {
     failure_ = error.what();

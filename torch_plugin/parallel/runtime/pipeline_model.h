@@ -93,6 +93,7 @@ class PipelineModel {
   const std::shared_ptr<GradientReduction> gradients_;
   Programs programs_;
   const std::vector<bool> recomputes_;  // of each chunk: whether it may
+  bool has_warned_ = false;             // of few values in batch normalisations
   std::int64_t step_;                   // number of the next step()
   StepHeader layouts_of_;               // the kind of step and image that layouts_ are for
   CutLayouts layouts_;

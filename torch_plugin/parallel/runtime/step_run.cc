@@ -42,6 +42,9 @@ double seconds_since(steady_clock::time_point start) {
 
 std::string shape_text(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
 
+/// All undefined tensors are the same one, which means nothing.
+bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.defined() && a.is_same(b); }
+
 }  // namespace
 
 StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline)
@@ -66,6 +69,7 @@ std::vector<at::Tensor> StepRun::run() {
 void StepRun::run_all() {
   const steady_clock::time_point start = steady_clock::now();
   messages_.start();
+  if (task_.trains && task_.batch_norm == BatchNormStatistics::deferred) statistics_.emplace(task_.chunks);
   if (task_.gradients != nullptr) {
     place_.action = "preparing the reduction of the gradients";
     task_.gradients->begin_step(task_.microbatches.batch());
@@ -91,6 +95,8 @@ void StepRun::run_all() {
     place_.action = "reducing the gradients over the replicas";
     task_.gradients->finish_step();
   }
+  if (statistics_) statistics_->commit();  // behind all that may fail
+  statistics_.reset();
   durations_.step_s = seconds_since(start);
 }
 
@@ -152,7 +158,7 @@ at::Tensor StepRun::input_of(const Action& action) {
   return input.requires_grad_();
 }
 
-at::Tensor StepRun::output_of(const Action& action, const at::Tensor& input) const {
+at::Tensor StepRun::output_of(const Action& action, const at::Tensor& input) {
   std::optional<UnitSeeds> seeds;
   if (task_.seed) {
     MicrobatchSeed seed = *task_.seed;
@@ -160,8 +166,30 @@ at::Tensor StepRun::output_of(const Action& action, const at::Tensor& input) con
     seeds.emplace(seed, input.device());
     UnitSeeds::begin_unit(-1 - action.stage);  // for a stage that is not of a chain
   }
-  const std::shared_ptr<Unit>& chunk = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)];
-  return recomputes(action.stage) ? recompute(chunk, input) : chunk->forward(input);
+  // Not in the second run of a stage that recomputes.
+  std::optional<BatchNormObserver> observer;
+  const bool is_smallest = action.microbatch == task_.microbatches.count() - 1;
+  if (statistics_ || (task_.looks_for_few_values && is_smallest)) {
+    observer.emplace([&](const BatchNormCall& call) { on_batch_norm(action, call); });
+  }
+  const std::shared_ptr<Unit>& chunk = chunk_of(action.stage);
+  try {
+    return recomputes(action.stage) ? recompute(chunk, input) : chunk->forward(input);
+  } catch (const c10::Error& error) {
+    rethrow_single_value(error, task_.microbatches, action.microbatch);
+    throw;
+  }
+}
+
+void StepRun::on_batch_norm(const Action& action, const BatchNormCall& call) {
+  if (task_.looks_for_few_values && action.microbatch == task_.microbatches.count() - 1 && call.values() < kEnoughValues) {
+    std::string name = "without a name";
+    for (const BatchNormLayer& layer : batch_norm_layers(*chunk_of(action.stage))) {
+      if (is_same(*layer.running_mean, call.running_mean) || is_same(*layer.weight, call.weight)) name = layer.name;
+    }
+    few_values_.push_back({action.stage, std::move(name), call.values()});
+  }
+  if (statistics_) statistics_->add(call);
 }
 
 void StepRun::forward(const Action& action) {

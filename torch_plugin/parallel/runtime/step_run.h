@@ -11,7 +11,10 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/parallel/batch_norm/batch_norm_observer.h"
+#include "torch_plugin/parallel/batch_norm/deferred_statistics.h"
 #include "torch_plugin/parallel/random/unit_seeds.h"
+#include "torch_plugin/parallel/runtime/few_values.h"
 #include "torch_plugin/parallel/runtime/gradient_reduction.h"
 #include "torch_plugin/parallel/runtime/options.h"
 #include "torch_plugin/parallel/runtime/step_durations.h"
@@ -38,6 +41,8 @@ struct StepTask {
   TensorLayout target_layout;                        ///< on all ranks
   const Loss& loss;                                  ///< used on the last stage's rank, in training
   LossReduction reduction = LossReduction::mean;
+  BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;
+  bool looks_for_few_values = false;  ///< in training: for StepRun::few_values()
   /// In training: for the random numbers of the units, if they have seeds; with the microbatch 0.
   std::optional<MicrobatchSeed> seed = std::nullopt;
   GradientReduction* gradients = nullptr;  ///< in training, of stages that have replicas
@@ -54,6 +59,8 @@ class StepRun {
   std::vector<at::Tensor> run();
   /// After run().
   [[nodiscard]] const StepDurations& durations() const { return durations_; }
+  /// After run(), if the task wants it: the batch normalisations of this rank that had few values in the last microbatch.
+  [[nodiscard]] const std::vector<FewValues>& few_values() const { return few_values_; }
 
  private:
   /// What a stage holds of a microbatch.
@@ -70,13 +77,17 @@ class StepRun {
   void compute(const pipeline::Action& action);
   void forward(const pipeline::Action& action);
   /// Runs the chunk of a stage.
-  at::Tensor output_of(const pipeline::Action& action, const at::Tensor& input) const;
+  at::Tensor output_of(const pipeline::Action& action, const at::Tensor& input);
+  void on_batch_norm(const pipeline::Action& action, const BatchNormCall& call);
   at::Tensor input_of(const pipeline::Action& action);
   at::Tensor scaled_loss(const at::Tensor& output, int microbatch);
   void backward(const pipeline::Action& action);
   void send(const pipeline::Action& action);
   Held& held(int stage, int microbatch) { return held_[{stage, microbatch}]; }
   [[nodiscard]] bool is_last(int stage) const { return stage == task_.shape.stages() - 1; }
+  [[nodiscard]] const std::shared_ptr<Unit>& chunk_of(int stage) const {
+    return task_.chunks[static_cast<std::size_t>(stage / task_.shape.ranks)];
+  }
   /// Whether `stage` exists and is on this rank.
   [[nodiscard]] bool is_here(int stage) const;
   /// Whether `stage`, of this rank, runs forward again in the backward.
@@ -91,6 +102,8 @@ class StepRun {
   std::map<std::pair<int, int>, Held> held_;  // by stage and microbatch
   at::Tensor targets_;                        // on the last stage's rank
   std::vector<at::Tensor> results_;
+  std::optional<DeferredStatistics> statistics_;
+  std::vector<FewValues> few_values_;
   StepDurations durations_;
 };
 
