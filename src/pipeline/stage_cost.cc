@@ -132,7 +132,8 @@ StageCost StageCosts::cost(int stage, int first, int end, bool recomputes) const
 
 double StageCosts::microseconds(Wide ticks) const {
   const auto per_us = static_cast<Wide>(ticks_per_ps_) * static_cast<Wide>(kPicosecondsPerUs);
-  return static_cast<double>(ticks / per_us) + static_cast<double>(ticks % per_us) / static_cast<double>(per_us);
+  const Wide whole = ticks / per_us;
+  return static_cast<double>(whole) + static_cast<double>(ticks % per_us) / static_cast<double>(per_us);
 }
 
 StageTimes StageCosts::times(const std::vector<int>& firsts, const std::vector<bool>& recomputes) const {
