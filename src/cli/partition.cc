@@ -38,6 +38,7 @@ Json partition_json(const pipeline::Profile& profile, const pipeline::PartitionR
               {"stage_compute_us", Json::array()},
               {"stage_bytes", Json::array()},
               {"stage_held", Json::array()},
+              {"stage_recomputes", partition.recomputes()},
               {"cut_bytes", Json::array()},
               {"step_us", number(pipeline::microseconds(prediction.replay.step_ps))},
               {"bubble", prediction.replay.bubble()},

@@ -68,7 +68,11 @@ void PipelineOptions::add_partition_to(CLI::App& command) {
   command.add_option("--link-latency-us", link_latency_us_, "latency of a message between stages")->capture_default_str();
   command.add_option("--link-bytes-per-us", link_bytes_per_us_, "rate of a message between stages (default: no limit)");
   command.add_flag("--overlap", overlaps_, "messages travel while the stages compute");
-  command.add_flag("--recompute", recomputes_, "stages keep their inputs and repeat the forward before the backward");
+  command
+      .add_option("--recompute", recompute_,
+                  "which stages keep their inputs only and repeat the forward before the backward: none, all, or where_needed, "
+                  "to meet --memory-limit-bytes")
+      ->capture_default_str();
   auto* const cuts = command.add_option("--cuts", cuts_, "manual partition: the first unit of each stage but the first, a,b,c");
   cuts->delimiter(',')->allow_extra_args(false);
   auto* const assign =
@@ -108,8 +112,10 @@ Result<pipeline::PartitionRequest> PipelineOptions::request() const {
     return bad("--optimize weighted needs --memory-weight from 0 (speed) to 1 (memory)");
   }
   if (memory_limit_bytes_.value_or(0) < 0) return bad(fmt::format("--memory-limit-bytes {}: not from 0", *memory_limit_bytes_));
+  const auto recompute = pipeline::parse_recompute(recompute_);
+  if (!recompute.ok()) return bad("--recompute: " + recompute.status().message());
   pipeline::PartitionRequest request;
-  request.rules = {*wanted, {link_latency_us_, link_bytes_per_us_}, overlaps_, recomputes_, optimizer_states_};
+  request.rules = {*wanted, {link_latency_us_, link_bytes_per_us_}, overlaps_, *recompute, optimizer_states_};
   request.objective = memory_weight_ ? pipeline::Objective::weighted : *objective;
   request.memory_weight = memory_weight_.value_or(0);
   request.memory_limit_bytes = memory_limit_bytes_;

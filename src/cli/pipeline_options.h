@@ -49,7 +49,7 @@ class PipelineOptions {
   double link_latency_us_ = 0;
   std::optional<double> link_bytes_per_us_;
   bool overlaps_ = false;
-  bool recomputes_ = false;
+  std::string recompute_ = "none";
   std::vector<std::string> cuts_;
   std::vector<std::string> assignments_;
   std::optional<int> default_partition_;

@@ -110,6 +110,8 @@ class Reader {
          }},
         {"memory_limit_bytes", integer("memory_limit_bytes", 1, std::int64_t{1} << 60,
                                        [this](std::int64_t value) { config_.memory_limit_bytes = value; })},
+        {"recompute", named("recompute", parse_recompute, config_.recompute)},
+        {"batch_norm", named("batch_norm", parse_batch_norm, config_.batch_norm)},
         {"auto_partition", boolean("auto_partition", [this](bool value) { return config_.auto_partition = value, Status(); })},
         {"default_partition", integer("default_partition", 0, kMany,
                                       [this](std::int64_t value) { config_.default_partition = static_cast<int>(value); })},
@@ -176,6 +178,7 @@ class Reader {
 PartitionRequest Config::request(CostRules rules) const {
   PartitionRequest request;
   rules.shape = shape();
+  rules.recompute = recompute;
   request.rules = rules;
   request.objective = memory_weight ? Objective::weighted : optimize;
   request.memory_weight = memory_weight.value_or(0);

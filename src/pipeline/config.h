@@ -9,6 +9,7 @@
 
 #include <shoal/status.h>
 
+#include "src/pipeline/batch_norm.h"
 #include "src/pipeline/layout.h"
 #include "src/pipeline/partitioner.h"
 
@@ -22,8 +23,10 @@ struct Config {
   int chunks = 1;                          ///< stages of each rank, with the schedule virtual; not a key of SageMaker's
   std::optional<int> active_microbatches;  ///< with the schedule interleaved
   Objective optimize = Objective::memory;
-  std::optional<double> memory_weight;             ///< 0 is the objective speed, 1 is memory
-  std::optional<std::int64_t> memory_limit_bytes;  ///< of a stage; not a key of SageMaker's
+  std::optional<double> memory_weight;                               ///< 0 is the objective speed, 1 is memory
+  std::optional<std::int64_t> memory_limit_bytes;                    ///< of a stage; not a key of SageMaker's
+  Recompute recompute = Recompute::none;                             ///< not a key of SageMaker's
+  BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;  ///< not a key of SageMaker's
   bool auto_partition = true;
   std::optional<int> default_partition;  ///< stage of the units that nobody assigned; with auto_partition false only
   Placement placement{Axis::replica, Axis::pipeline, Axis::tensor};  ///< placement_strategy

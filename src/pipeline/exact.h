@@ -19,7 +19,7 @@ struct Exact {
   Wide high = 0;
   Wide low = 0;
 
-  auto operator<=>(const Exact&) const = default;
+  auto operator<=>(const Exact&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees generated code
 };
 
 inline Exact sum(const Exact& a, const Exact& b) {

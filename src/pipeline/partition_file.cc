@@ -46,6 +46,20 @@ class Reader {
     return found;
   }
 
+  /// The member `member` of each object in an array; false where it is missing.
+  std::vector<bool> flags(const char* key, const char* member) {
+    const Json& array = object_[key];
+    std::vector<bool> found;
+    bool valid = array.is_array();
+    for (std::size_t i = 0; valid && i < array.size(); ++i) {
+      const Json flag = array[i].is_object() ? array[i].value(member, Json(false)) : Json();
+      valid = flag.is_boolean();
+      if (valid) found.push_back(flag.get<bool>());
+    }
+    if (!valid) fail(key, false, fmt::format("an array of objects in which {} is true or false", member));
+    return found;
+  }
+
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
   [[nodiscard]] const Status& status() const { return status_; }
 
@@ -71,6 +85,10 @@ Status check_cuts(const PartitionFile& file, std::string_view origin) {
     return invalid(
         fmt::format("{}: {} cuts make {} stages, the pipeline has {}", origin, file.cuts.size(), file.cuts.size() + 1, stages));
   }
+  if (!file.recomputes.empty() && file.recomputes.size() != stages) {
+    return invalid(
+        fmt::format("{}: stages has {} entries, the pipeline has {} stages", origin, file.recomputes.size(), stages));
+  }
   for (std::size_t i = 0; i < file.cuts.size(); ++i) {
     const int before = i == 0 ? 0 : file.cuts[i - 1];
     if (file.cuts[i] > before) continue;
@@ -91,6 +109,7 @@ std::string to_json(const Profile& profile, const PartitionRequest& request, con
   object["microbatch"] = profile.microbatch;
   object["optimize"] = to_string(partition.objective);
   if (partition.objective == Objective::weighted) object["memory_weight"] = request.memory_weight;
+  object["recompute"] = to_string(request.rules.recompute);
   object["units"] = profile.unit_names();
   object["cuts"] = Json::array();
   object["stages"] = Json::array();
@@ -102,7 +121,8 @@ std::string to_json(const Profile& profile, const PartitionRequest& request, con
                                 {"time_us", stage.time_us},
                                 {"bytes", stage.bytes},
                                 {"held", stage.held},
-                                {"sent_bytes", stage.sent_bytes}});
+                                {"sent_bytes", stage.sent_bytes},
+                                {"recomputes", stage.recomputes}});
   }
   return object.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -121,6 +141,8 @@ Result<PartitionFile> parse_partition(std::string_view json, std::string_view or
   if (reader.has("active_microbatches")) file.shape.active_microbatches = reader.count("active_microbatches");
   file.units = reader.texts("units");
   const auto cuts = reader.texts("cuts");
+  const std::string recompute = reader.has("recompute") ? reader.text("recompute") : "none";
+  if (reader.has("stages")) file.recomputes = reader.flags("stages", "recomputes");
   if (!reader.status().ok()) return reader.status();
   if (version != kPartitionVersion) {
     return invalid(fmt::format("{}: version is {}, this program reads {}", origin, version, kPartitionVersion));
@@ -128,6 +150,9 @@ Result<PartitionFile> parse_partition(std::string_view json, std::string_view or
   const auto parsed = parse_schedule_kind(kind);
   if (!parsed.ok()) return in_file(origin, "pipeline", parsed.status());
   file.shape.kind = *parsed;
+  const auto parsed_recompute = parse_recompute(recompute);
+  if (!parsed_recompute.ok()) return in_file(origin, "recompute", parsed_recompute.status());
+  file.recompute = *parsed_recompute;
   if (Status status = check(file.shape); !status.ok()) return in_file(origin, "partitions and microbatches", status);
   if (file.units.empty() || file.units.size() > kMaxUnits) {
     return invalid(fmt::format("{}: units has {} names, not 1 to {}", origin, file.units.size(), kMaxUnits));

@@ -17,6 +17,8 @@ struct PartitionFile {
   Shape shape;
   std::vector<std::string> units;
   std::vector<int> cuts;
+  Recompute recompute = Recompute::none;
+  std::vector<bool> recomputes;  ///< of each stage; empty: the file does not say
 };
 
 inline constexpr std::int64_t kPartitionVersion = 1;
@@ -26,7 +28,7 @@ inline constexpr std::int64_t kPartitionVersion = 1;
 std::string to_json(const Profile& profile, const PartitionRequest& request, const Partition& partition);
 
 /// Errors: invalid_argument that names `origin` and the field: broken JSON, missing or wrong values, another version, cuts that
-/// are no units, that do not rise, or of another number than the shape has.
+/// are no units or do not rise, cuts or stages of another number than the shape has.
 Result<PartitionFile> parse_partition(std::string_view json, std::string_view origin);
 
 /// As parse_partition(), from a file. Error: also system_error for a file that cannot be read.

@@ -136,6 +136,9 @@ Status check_request(const PartitionRequest& request, const StageCosts& costs) {
                     "several stages",
                     request.rules.shape.chunks));
   }
+  if (request.rules.recompute == Recompute::where_needed && !request.memory_limit_bytes) {
+    return invalid("recomputation where_needed needs a memory limit, which says where");
+  }
   if (objective == Objective::weighted && (costs.whole().bytes == 0 || costs.whole().compute == 0)) {
     return invalid("the objective weighted needs a model with bytes and times other than 0");
   }
@@ -151,7 +154,9 @@ double value_of(const Stage& stage, const PartitionRequest& request, const Stage
          (1 - request.memory_weight) * stage.time_us / costs.microseconds(costs.whole().compute);
 }
 
-Partition price(const PartitionRequest& request, const StageCosts& costs, const std::vector<int>& cuts) {
+/// `recomputes` of each stage; empty: as the costs say.
+Partition price(const PartitionRequest& request, const StageCosts& costs, const std::vector<int>& cuts,
+                const std::vector<bool>& recomputes) {
   Partition result;
   result.objective = request.effective_objective();
   std::vector<int> firsts{0};
@@ -159,13 +164,14 @@ Partition price(const PartitionRequest& request, const StageCosts& costs, const 
   for (int stage = 0; stage < costs.stages(); ++stage) {
     const auto at = static_cast<std::size_t>(stage);
     const int end = at + 1 < firsts.size() ? firsts[at + 1] : costs.units();
-    const StageCost cost = costs.cost(stage, firsts[at], end);
+    const StageCost cost =
+        recomputes.empty() ? costs.cost(stage, firsts[at], end) : costs.cost(stage, firsts[at], end, recomputes[at]);
     result.stages.push_back({firsts[at], end, costs.held(stage), costs.microseconds(cost.compute),
-                             costs.microseconds(cost.time), cost.bytes, costs.bytes_before(firsts[at]),
-                             costs.bytes_before(end)});
+                             costs.microseconds(cost.time), cost.bytes, costs.bytes_before(firsts[at]), costs.bytes_before(end),
+                             cost.recomputes});
     result.value = std::max(result.value, value_of(result.stages.back(), request, costs));
   }
-  result.times = costs.times(firsts);
+  result.times = costs.times(firsts, result.recomputes());
   return result;
 }
 
@@ -174,6 +180,7 @@ Status limit_too_small(const Profile& profile, const PartitionRequest& request) 
   PartitionRequest without = request;
   without.memory_limit_bytes.reset();
   without.objective = Objective::memory;
+  if (without.rules.recompute == Recompute::where_needed) without.rules.recompute = Recompute::all;  // never needs more bytes
   const auto nearest = partition(profile, without);
   if (!nearest.ok()) return nearest.status();
   const Stage& largest = *std::ranges::max_element(nearest->stages, {}, &Stage::bytes);
@@ -207,8 +214,14 @@ std::vector<int> Partition::cuts() const {
   return found;
 }
 
+std::vector<bool> Partition::recomputes() const {
+  std::vector<bool> found;
+  for (const Stage& stage : stages) found.push_back(stage.recomputes);
+  return found;
+}
+
 Result<Partition> partition(const Profile& profile, const PartitionRequest& request) {
-  const auto costs = StageCosts::create(profile, request.rules);
+  const auto costs = StageCosts::create(profile, request.rules, request.memory_limit_bytes);
   if (!costs.ok()) return costs.status();
   if (Status status = check_request(request, *costs); !status.ok()) return status;
   const Objective objective = request.effective_objective();
@@ -219,15 +232,21 @@ Result<Partition> partition(const Profile& profile, const PartitionRequest& requ
   if (!value) return limit_too_small(profile, request);
   search.bound(measure, *value);
   search.bound(other, *search.smallest_largest(other));
-  Partition result = price(request, *costs, search.cheapest_cuts());
+  Partition result = price(request, *costs, search.cheapest_cuts(), {});
   result.evaluations = search.evaluations();
   return result;
 }
 
-Result<Partition> partition_at(const Profile& profile, const PartitionRequest& request, const std::vector<int>& cuts) {
-  const auto costs = StageCosts::create(profile, request.rules);
+Result<Partition> partition_at(const Profile& profile, const PartitionRequest& request, const std::vector<int>& cuts,
+                               const std::vector<bool>& recomputes) {
+  PartitionRequest checked = request;
+  if (!recomputes.empty()) checked.rules.recompute = Recompute::none;  // nothing is left to choose
+  const auto costs = StageCosts::create(profile, checked.rules, request.memory_limit_bytes);
   if (!costs.ok()) return costs.status();
-  if (Status status = check_request(request, *costs); !status.ok()) return status;
+  if (Status status = check_request(checked, *costs); !status.ok()) return status;
+  if (!recomputes.empty() && recomputes.size() != static_cast<std::size_t>(costs->stages())) {
+    return invalid(fmt::format("recomputation of {} stages, the pipeline has {}", recomputes.size(), costs->stages()));
+  }
   if (cuts.size() + 1 != static_cast<std::size_t>(costs->stages())) {
     return invalid(fmt::format("{} cuts make {} stages, the pipeline has {}", cuts.size(), cuts.size() + 1, costs->stages()));
   }
@@ -244,7 +263,7 @@ Result<Partition> partition_at(const Profile& profile, const PartitionRequest& r
                                  named(cuts[i - 1]), i));
     }
   }
-  Partition result = price(request, *costs, cuts);
+  Partition result = price(request, *costs, cuts, recomputes);
   for (std::size_t stage = 0; stage < result.stages.size(); ++stage) {
     const Stage& each = result.stages[stage];
     if (!request.memory_limit_bytes || each.bytes <= *request.memory_limit_bytes) continue;

@@ -42,6 +42,7 @@ struct Stage {
   std::int64_t bytes = 0;
   std::int64_t received_bytes = 0;  ///< at its left cut, for one microbatch
   std::int64_t sent_bytes = 0;      ///< at its right cut
+  bool recomputes = false;          ///< keeps the inputs of its microbatches and repeats their forwards
 };
 
 struct Partition {
@@ -53,6 +54,8 @@ struct Partition {
 
   /// The first units of all stages but the first.
   [[nodiscard]] std::vector<int> cuts() const;
+  /// Of each stage, whether it recomputes.
+  [[nodiscard]] std::vector<bool> recomputes() const;
 };
 
 /// The best partition into exactly as many stages as the shape has, each with a unit at least. Exact, in O(stages units^2)
@@ -60,12 +63,14 @@ struct Partition {
 /// time for memory and weighted); of those the one with the fewest bytes over its cuts; of those the smallest list of cuts.
 ///
 /// Errors: those of StageCosts::create(); invalid_argument for a weight outside of 0..1, for an objective other than speed or a
-/// limit with virtual stages, whose ranks hold several of them, and for a limit that no partition meets: that names the
-/// smallest possible largest stage and its units.
+/// limit with virtual stages, whose ranks hold several of them, for recomputation where needed without a limit, and for a limit
+/// that no partition meets: that names the smallest possible largest stage and its units.
 Result<Partition> partition(const Profile& profile, const PartitionRequest& request);
 
-/// The partition whose stages begin at unit 0 and at `cuts`, priced in the same way. Errors: as partition(); invalid_argument
-/// for cuts that are not rising or out of range, or of another number than the shape has.
-Result<Partition> partition_at(const Profile& profile, const PartitionRequest& request, const std::vector<int>& cuts);
+/// The partition whose stages begin at unit 0 and at `cuts`, priced in the same way. `recomputes`, if not empty, says of each
+/// stage whether it recomputes, instead of the request. Errors: as partition(); invalid_argument for cuts that are not rising
+/// or out of range, or of another number than the shape has.
+Result<Partition> partition_at(const Profile& profile, const PartitionRequest& request, const std::vector<int>& cuts,
+                               const std::vector<bool>& recomputes = {});
 
 }  // namespace shoal::pipeline

@@ -67,6 +67,11 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
                    names[static_cast<std::size_t>(stage.first)], width, stage.end - stage.first, stage.time_us,
                    compute_us > 0 ? 100 * stage.compute_us / compute_us : 0, stage.bytes, stage.held, stage.sent_bytes);
   }
+  std::string recomputing;
+  for (std::size_t i = 0; i < partition.stages.size(); ++i) {
+    if (partition.stages[i].recomputes) recomputing += fmt::format("{}{}", recomputing.empty() ? "" : ", ", i);
+  }
+  if (!recomputing.empty()) fmt::format_to(out, "stages that recompute: {}\n", recomputing);
   fmt::format_to(out, "predicted step: {:.1f} us, bubble {:.1f} %\n{}\n", microseconds(prediction.replay.step_ps),
                  100 * prediction.replay.bubble(), describe_decider(partition, names));
   return text;

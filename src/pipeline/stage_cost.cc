@@ -62,11 +62,13 @@ Status check_sums(const Profile& profile, const CostRules& rules) {
 
 }  // namespace
 
-Result<StageCosts> StageCosts::create(const Profile& profile, const CostRules& rules) {
+Result<StageCosts> StageCosts::create(const Profile& profile, const CostRules& rules,
+                                      std::optional<std::int64_t> memory_limit_bytes) {
   if (Status status = check_rules(profile, rules); !status.ok()) return status;
   if (Status status = check_sums(profile, rules); !status.ok()) return status;
   StageCosts costs;
   costs.rules_ = rules;
+  costs.memory_limit_bytes_ = memory_limit_bytes;
   costs.held_ = held_microbatches(rules.shape);
   costs.latency_ps_ = millionths(rules.link.latency_us);
   if (rules.link.bytes_per_us) {
@@ -100,10 +102,18 @@ Wide StageCosts::message(std::int64_t bytes) const {
 }
 
 StageCost StageCosts::cost(int stage, int first, int end) const {
+  if (rules_.recompute != Recompute::where_needed) return cost(stage, first, end, rules_.recompute == Recompute::all);
+  const StageCost keeps = cost(stage, first, end, false);
+  const bool fits = !memory_limit_bytes_ || keeps.bytes <= *memory_limit_bytes_;
+  return fits ? keeps : cost(stage, first, end, true);
+}
+
+StageCost StageCosts::cost(int stage, int first, int end, bool recomputes) const {
+  recomputes = recomputes && held(stage) > 1;
   const Sums& before = units_[static_cast<std::size_t>(first)];
   const Sums& through = units_[static_cast<std::size_t>(end)];
   const std::int64_t forward_ps = through.forward_ps - before.forward_ps;
-  const std::int64_t compute_ps = forward_ps + through.backward_ps - before.backward_ps + (recomputes(stage) ? forward_ps : 0);
+  const std::int64_t compute_ps = forward_ps + through.backward_ps - before.backward_ps + (recomputes ? forward_ps : 0);
   const std::int64_t received = bytes_before(first);
   const std::int64_t sent = bytes_before(end);
   const Wide left = first > 0 ? message(received) : 0;
@@ -115,16 +125,18 @@ StageCost StageCosts::cost(int stage, int first, int end) const {
   cost.compute = static_cast<Wide>(compute_ps) * static_cast<Wide>(ticks_per_ps_);
   cost.time = rules_.overlaps ? std::max({cost.compute, left, right}) : cost.compute + 2 * left + 2 * right;
   cost.bytes = (2 + rules_.optimizer_states) * (through.parameter_bytes - before.parameter_bytes) + received + sent +
-               microbatches * received + (rules_.recomputes ? stash : microbatches * stash);
+               microbatches * received + (recomputes ? stash : microbatches * stash);
+  cost.recomputes = recomputes;
   return cost;
 }
 
 double StageCosts::microseconds(Wide ticks) const {
   const auto per_us = static_cast<Wide>(ticks_per_ps_) * static_cast<Wide>(kPicosecondsPerUs);
-  return static_cast<double>(ticks / per_us) + static_cast<double>(ticks % per_us) / static_cast<double>(per_us);
+  const Wide whole = ticks / per_us;
+  return static_cast<double>(whole) + static_cast<double>(ticks % per_us) / static_cast<double>(per_us);
 }
 
-StageTimes StageCosts::times(const std::vector<int>& firsts) const {
+StageTimes StageCosts::times(const std::vector<int>& firsts, const std::vector<bool>& recomputes) const {
   StageTimes times;
   for (std::size_t stage = 0; stage < firsts.size(); ++stage) {
     const int end = stage + 1 < firsts.size() ? firsts[stage + 1] : units();
@@ -132,7 +144,7 @@ StageTimes StageCosts::times(const std::vector<int>& firsts) const {
     const Sums& through = units_[static_cast<std::size_t>(end)];
     const std::int64_t forward_ps = through.forward_ps - before.forward_ps;
     const std::int64_t backward_ps = through.backward_ps - before.backward_ps;
-    const std::int64_t repeated_ps = recomputes(static_cast<int>(stage)) ? forward_ps : 0;
+    const std::int64_t repeated_ps = recomputes[stage] ? forward_ps : 0;
     times.stages.push_back({forward_ps, repeated_ps + backward_ps - backward_ps / 2, backward_ps / 2, 0});
     if (end == units()) continue;
     const std::int64_t bytes = bytes_before(end);

@@ -9,6 +9,7 @@
 
 #include "src/pipeline/exact.h"
 #include "src/pipeline/profile.h"
+#include "src/pipeline/recompute.h"
 #include "src/pipeline/shape.h"
 #include "src/pipeline/stage_times.h"
 
@@ -24,8 +25,8 @@ struct Link {
 struct CostRules {
   Shape shape;
   Link link;
-  bool overlaps = false;     ///< messages travel while the stage computes, both ways at once
-  bool recomputes = false;   ///< a stage that holds several microbatches keeps their inputs and repeats the forward
+  bool overlaps = false;  ///< messages travel while the stage computes, both ways at once
+  Recompute recompute = Recompute::none;
   int optimizer_states = 2;  ///< k values for each parameter: SGD 0, with momentum 1, RMSprop 1, Adagrad 1, Adam 2, Adadelta 2
 };
 
@@ -34,6 +35,7 @@ struct StageCost {
   Wide compute = 0;  ///< for one microbatch: forward, backward, and the repeated forward
   Wide time = 0;     ///< compute and messages, as the rules say
   std::int64_t bytes = 0;
+  bool recomputes = false;  ///< it keeps the inputs of its microbatches and repeats their forwards
 };
 
 /// The formulas. The units a..b-1 as stage s, which holds H microbatches:
@@ -42,15 +44,21 @@ struct StageCost {
 ///     time     C + 2 x(left) + 2 x(right), with overlap max(C, x(left), x(right)); x = latency + bytes / rate, none at the
 ///     ends bytes    (2 + k) parameters + H (received + stash) + received + sent; with recomputation H received + stash instead
 ///
+/// With Recompute::where_needed a stage recomputes if it needs more than the memory limit otherwise. So its cost depends on its
+/// units and its number only, in this case too.
+///
 /// Thread rule: a value that refers to nothing.
 class StageCosts {
  public:
   /// Errors: those of check(rules.shape); invalid_argument for fewer units than stages, which names both numbers, for rules
   /// that are out of range, and for sums that do not fit.
-  static Result<StageCosts> create(const Profile& profile, const CostRules& rules);
+  static Result<StageCosts> create(const Profile& profile, const CostRules& rules,
+                                   std::optional<std::int64_t> memory_limit_bytes = std::nullopt);
 
   /// The units first..end-1 as `stage`. Precondition: first < end.
   [[nodiscard]] StageCost cost(int stage, int first, int end) const;
+  /// As if the rules said so of this stage. A stage that holds one microbatch does not recompute.
+  [[nodiscard]] StageCost cost(int stage, int first, int end, bool recomputes) const;
 
   [[nodiscard]] int units() const { return static_cast<int>(units_.size()) - 1; }
   [[nodiscard]] int stages() const { return static_cast<int>(held_.size()); }
@@ -61,8 +69,8 @@ class StageCosts {
   [[nodiscard]] const StageCost& whole() const { return whole_; }
   [[nodiscard]] double microseconds(Wide ticks) const;
 
-  /// What a simulation of the stages that begin at `firsts` needs.
-  [[nodiscard]] StageTimes times(const std::vector<int>& firsts) const;
+  /// What a simulation needs of the stages that begin at `firsts` and recompute or not.
+  [[nodiscard]] StageTimes times(const std::vector<int>& firsts, const std::vector<bool>& recomputes) const;
 
  private:
   struct Sums {  // of the units in front of one
@@ -74,9 +82,9 @@ class StageCosts {
 
   StageCosts() = default;
   [[nodiscard]] Wide message(std::int64_t bytes) const;
-  [[nodiscard]] bool recomputes(int stage) const { return rules_.recomputes && held(stage) > 1; }
 
   CostRules rules_;
+  std::optional<std::int64_t> memory_limit_bytes_;
   std::vector<Sums> units_;
   std::vector<std::int64_t> cut_bytes_;
   std::vector<int> held_;  // by stage

@@ -60,6 +60,22 @@ TEST(PipelineSettings, PartitionFileFillsIn) {
   EXPECT_EQ(settings->partition->cuts, std::vector<int>{1});
 }
 
+TEST(PipelineSettings, FileChoosesStagesThatRecompute) {
+  std::string cuts = kCuts;
+  cuts.replace(cuts.rfind('}'), 1,
+               R"(, "recompute": "where_needed", "stages": [{"recomputes": true}, {"recomputes": false}]})");
+  const auto chosen = settings_of({}, "", cuts);
+  ASSERT_TRUE(chosen.ok()) << chosen.status().to_string();
+  EXPECT_EQ(chosen->config.recompute, pipeline::Recompute::where_needed);
+  EXPECT_EQ(chosen->partition->recomputes, (std::vector<bool>{true, false}));
+  PipelineChoices choices;
+  choices.recompute = "all";
+  const auto given = settings_of(choices, "", cuts);
+  ASSERT_TRUE(given.ok()) << given.status().to_string();
+  EXPECT_EQ(given->config.recompute, pipeline::Recompute::all);
+  EXPECT_TRUE(given->partition->recomputes.empty());
+}
+
 TEST(PipelineSettings, BadSettingsAreNamed) {
   PipelineChoices choices;
   choices.partitions = 2;
@@ -72,6 +88,8 @@ TEST(PipelineSettings, BadSettingsAreNamed) {
   refused(R"({"pipeline": "fastest"})", {"smp.json", "pipeline", "fastest", "1f1b"});
   refused(R"({"placement_strategy": "DXT"})", {"DXT", "cluster", "spread"});
   refused(R"({"auto_partition": false, "default_partition": 0})", {"auto_partition", "--partition"});
+  refused(R"({"batch_norm": "batch"})", {"batch_norm", "'batch'", "microbatch", "deferred"});
+  refused(R"({"recompute": "some"})", {"recompute", "some", "where_needed"});
   refused(R"({"fp16": true, "offload_activations": true})", {"fp16", "offload_activations"}, StatusCode::unsupported);
   refused(R"({"tensor_parallel_degree": 0})", {"tensor_parallel_degree", "0"});
   refused(R"({"microbatches")", {"smp.json"});
@@ -227,6 +245,9 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     refused([](auto& o) { o.parallel.partitions = 3; }, {"3", "2"});
     refused([](auto& o) { o.parallel.tensor_parallel_degree = 2; }, {"tensor_parallel_degree 2", "2 ranks"});
     refused([](auto& o) { o.parallel.memory_limit_bytes = 10; }, {"10"});
+    refused([](auto& o) { o.parallel.recompute = "where_needed"; }, {"where_needed", "limit"});
+    refused([&](auto& o) { o.parallel.recompute = job.rank() == 0 ? "none" : "all"; }, {"recompute", "none", "all"},
+            StatusCode::mismatch);
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
     refused([](auto& o) { o.parallel.full_checkpoint = true; }, {"--full-checkpoint", "--checkpoint"});
     refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);

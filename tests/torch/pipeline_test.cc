@@ -440,7 +440,6 @@ TEST(PipelineInputs, WrongOptionsAreRefusedOnAllRanks) {
     check_refused(communicator, one, {.microbatches = 0}, {"microbatches", "0"});
     check_refused(communicator, one, {.schedule = ScheduleKind::zb_h1}, {"zb_h1", "simulated"});
     check_refused(communicator, one, {.schedule = ScheduleKind::forward_only}, {"forward_only", "evaluate"});
-    check_refused(communicator, one, {.batch_norm = BatchNormStatistics::deferred}, {"batch_norm", "deferred"});
     check_refused(communicator, one, {.timeout = 0ms}, {"timeout", "0 ms"});
     check_refused(communicator, one, {.stage_times = pipeline::equal_stages(5, 1, 2, 0)}, {"5", "2"});
     check_refused(communicator, two, {.schedule = ScheduleKind::virtual_stages, .microbatches = 3}, {"virtual", "3", "2 or 4"});
@@ -451,6 +450,10 @@ TEST(PipelineInputs, WrongOptionsAreRefusedOnAllRanks) {
     // One rank alone is wrong, or the ranks differ.
     check_refused(communicator, one, {.microbatches = rank == 1 ? 0 : 2}, {"rank 1", "microbatches"});
     check_refused(communicator, one, {.microbatches = 2 + rank}, {"microbatches", "2 on rank 0", "3 on rank 1"});
+    check_refused(communicator, one, {.batch_norm = static_cast<BatchNormStatistics>(rank)},
+                  {"batch_norm", "microbatch on rank 0", "deferred on rank 1"});
+    check_refused(communicator, one, {.seed = rank == 0 ? std::nullopt : std::optional<std::uint64_t>(7)},
+                  {"seed", "none on rank 0", "7 on rank 1"});
     check_refused(communicator, one, {.schedule = rank == 0 ? ScheduleKind::simple : ScheduleKind::eager_1f1b},
                   {"schedule", "simple", "eager_1f1b"});
     const PipelineModel model(one, communicator, {.microbatches = 1});

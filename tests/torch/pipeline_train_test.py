@@ -64,6 +64,18 @@ class TestPipelineTraining:
             assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
         assert row["images_per_s"] > 0 and row["ranks"] == 2
 
+    def test_recomputation_trains_alike_in_less_memory(self):
+        options = ("--pipeline", "simple", "--partitions", "2", "--microbatches", "8", "--batch", "16", "--optimize", "memory")
+        kept, _ = self.train(*options, ranks=2, steps=3)
+        limit = str(kept["peak_bytes_predicted"] * 4 // 5)
+        row, done = self.train(*options, "--recompute", "where_needed", "--memory-limit-bytes", limit, "--batch-norm", "deferred", ranks=2,
+                               steps=3)
+        assert row["step_loss"] == kept["step_loss"], "bit for bit"
+        assert "stages that recompute: " in done.stdout
+        assert row["peak_bytes_predicted"] <= int(limit) and row["peak_bytes"] < kept["peak_bytes"]
+        for rank in row["pipeline_ranks"]:
+            assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+
     def test_replicas_stay_equal(self):
         row, done = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--optimize", "speed", "--ddp", "--placement",
                                "spread", "--clip-norm", "1", "--batch", "4", "--evaluate", ranks=4)

@@ -135,6 +135,13 @@ TEST(Replicas, HaveBitsOfOneProcess) {
   });
 }
 
+TEST(Replicas, RecomputationHasSameBits) {
+  run_ranks(4, [](Communicator& all) {
+    train_and_compare(all, "cluster", 2,
+                      {.schedule = ScheduleKind::simple, .microbatches = 3, .recompute = pipeline::Recompute::all}, 1);
+  });
+}
+
 TEST(Replicas, StagesReduceWhileOthersDrain) {
   // The loss of replica 1 waits until the gradient of replica 0 has reached stage 0. It never would if the backward of stage 1
   // of replica 0 waited for the average, which needs that loss.

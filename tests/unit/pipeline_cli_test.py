@@ -58,6 +58,17 @@ def test_table_and_file(profile, tmp_path):
     assert json.loads(files[0].read_text(encoding="utf-8"))["cuts"] == ["unit1", "unit3"]
 
 
+def test_recomputation_where_limit_needs_it(profile, tmp_path):
+    path = tmp_path / "cuts.json"
+    limit = ("--recompute", "where_needed", "--memory-limit-bytes", "900000", "--cuts", "unit2,unit3")
+    done = partition(profile, "--pipeline", "simple", *limit, "--json", "-o", str(path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["stage_recomputes"] == [True, False, False]
+    assert found["stage_bytes"] == [592000, 672000, 636000]
+    assert [stage["recomputes"] for stage in json.loads(path.read_text(encoding="utf-8"))["stages"]] == [True, False, False]
+
+
 def test_manual_partitions(profile):
     for arguments in (("--cuts", "unit1,unit2"), ("--cuts", "1,2"), ("--assign", "unit0=0,unit1=1", "--default-partition", "2")):
         done = partition(profile, "--optimize", "speed", "--pipeline", "1f1b", *LINK, *arguments, "--json")
@@ -77,6 +88,8 @@ def test_manual_partitions(profile):
     (("--active-microbatches", "0"), ("active_microbatches", "0")),
     (("--active-microbatches", "2", "--pipeline", "simple"), ("active_microbatches", "simple", "interleaved")),
     (("--link-bytes-per-us", "0"), ("rate", "0")),
+    (("--recompute", "some"), ("--recompute", "some", "where_needed")),
+    (("--recompute", "where_needed"), ("where_needed", "limit")),
     (("--cuts", "unit4,unit1"), ("unit4", "unit1")),
     (("--cuts", "unit1,unit9"), ("unit9",)),
     (("--cuts", "unit1.conv,unit2"), ("unit1.conv", "inside")),

@@ -39,12 +39,14 @@ TEST(PipelineConfig, DefaultsAreThoseOfSageMaker) {
 
 TEST(PipelineConfig, EveryKeyIsRead) {
   const Config config = config_of(R"({"pipeline_parallel_degree": 2, "microbatches": 8, "pipeline": "interleaved",
-      "active_microbatches": 3, "optimize": "speed", "memory_limit_bytes": 1000000, "auto_partition": false,
-      "default_partition": 1, "placement_strategy": "spread", "ddp": true, "tensor_parallel_degree": 2,
-      "prescaled_batch": true, "deterministic_server": false})");
+      "active_microbatches": 3, "optimize": "speed", "memory_limit_bytes": 1000000, "recompute": "where_needed",
+      "batch_norm": "deferred", "auto_partition": false, "default_partition": 1, "placement_strategy": "spread",
+      "ddp": true, "tensor_parallel_degree": 2, "prescaled_batch": true, "deterministic_server": false})");
   EXPECT_EQ(config.shape(), (Shape{ScheduleKind::interleaved, 2, 1, 8, 3}));
   EXPECT_EQ(config.optimize, Objective::speed);
   EXPECT_EQ(config.memory_limit_bytes, 1000000);
+  EXPECT_EQ(config.batch_norm, BatchNormStatistics::deferred);
+  EXPECT_EQ(config.request({}).rules.recompute, Recompute::where_needed);
   EXPECT_EQ(config.default_partition, 1);
   const Layout layout = config.layout(8).value();
   EXPECT_EQ(layout.rank({1, 0, 0}), 1);  // spread: replicas are neighbours

@@ -15,6 +15,7 @@
 namespace shoal::pipeline {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::Mentions;
 
@@ -24,7 +25,7 @@ constexpr double kNoLimit = -1;
 PartitionRequest request_of(Objective objective, ScheduleKind kind, Link link = {}, bool overlaps = false,
                             double limit = kNoLimit) {
   PartitionRequest request;
-  request.rules = {shape_of(kind, 3, 4), link, overlaps, false, 2};
+  request.rules = {shape_of(kind, 3, 4), link, overlaps, Recompute::none, 2};
   request.objective = objective;
   if (limit != kNoLimit) request.memory_limit_bytes = static_cast<std::int64_t>(limit);
   return request;
@@ -118,13 +119,31 @@ TEST(PipelineExample, TheEndsOfTheWeightAreSpeedAndMemory) {
 
 TEST(PipelineExample, RecomputationTradesTimeForBytes) {
   PartitionRequest request = request_of(Objective::speed, ScheduleKind::one_f_one_b);
-  request.rules.recomputes = true;
+  request.rules.recompute = Recompute::all;
   const auto found = partition_at(worked_example(), request, {1, 4});
   ASSERT_TRUE(found.ok()) << found.status().to_string();
   // The last stage holds one microbatch and repeats nothing.
   EXPECT_THAT(times_of(*found), ElementsAre(4500 + 1500, 7800 + 2600, 6300));
   EXPECT_THAT(bytes_of(*found), ElementsAre(4 * 72000 + 64000 + 64000, 4 * 116000 + 2 * 64000 + 144000 + 96000,
                                             4 * 48000 + 32000 + 19000 + 32000));
+}
+
+TEST(PipelineExample, StagesRecomputeWhereLimitNeedsIt) {
+  PartitionRequest request = request_of(Objective::speed, ScheduleKind::simple);
+  request.rules.recompute = Recompute::where_needed;
+  request.memory_limit_bytes = 900000;  // the smallest largest stage has 928000 bytes otherwise
+  const auto found = partition_at(worked_example(), request, {2, 3});
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_THAT(found->recomputes(), ElementsAre(true, false, false));
+  EXPECT_THAT(bytes_of(*found), ElementsAre(4 * 108000 + 112000 + 48000, 672000, 636000));
+  EXPECT_THAT(times_of(*found), ElementsAre(8700 + 2900, 1800, 8100));
+  EXPECT_GT(found->times.stages[0].input_ps, found->times.stages[0].weight_ps);
+
+  const auto chosen = partition_at(worked_example(), request, {2, 3}, {false, true, true});  // 928000 bytes
+  EXPECT_EQ(chosen.status().code(), StatusCode::invalid_argument);
+  request.memory_limit_bytes.reset();
+  const auto given = partition_at(worked_example(), request, {2, 3}, {false, true, true});
+  EXPECT_THAT(given->recomputes(), ElementsAre(false, true, true));
 }
 
 // ---- what is refused ----
@@ -165,6 +184,21 @@ TEST(PipelineRequest, NamesNumbersOutOfRange) {
   EXPECT_THAT(refused(request).message(), Mentions("1.5"));
 }
 
+TEST(PipelineRequest, RecomputationWhereNeededNeedsALimit) {
+  PartitionRequest request = request_of(Objective::memory, ScheduleKind::one_f_one_b);
+  request.rules.recompute = Recompute::where_needed;
+  EXPECT_THAT(refused(request).message(), Mentions("where_needed", "memory limit"));
+  request.memory_limit_bytes = 1;
+  const auto smallest = [&] {
+    PartitionRequest all = request_of(Objective::memory, ScheduleKind::one_f_one_b);
+    all.rules.recompute = Recompute::all;
+    return static_cast<std::int64_t>(solve(all).value);
+  }();
+  EXPECT_THAT(refused(request).message(), Mentions(std::to_string(smallest)));
+  request.memory_limit_bytes = smallest;
+  EXPECT_EQ(solve(request).value, static_cast<double>(smallest));
+}
+
 TEST(PipelineRequest, VirtualStagesNeedUnitsAndSpeed) {
   PartitionRequest request = request_of(Objective::speed, ScheduleKind::virtual_stages);
   request.rules.shape.microbatches = 6;
@@ -200,6 +234,8 @@ TEST(PipelineRequest, UnknownNamesListTheKnownOnes) {
   EXPECT_THAT(parse_schedule_kind("gpipe").status().message(), Mentions("'gpipe'", "simple", "1f1b", "zb_h1"));
   EXPECT_EQ(parse_objective("size").status().code(), StatusCode::invalid_argument);
   EXPECT_THAT(parse_objective("size").status().message(), Mentions("'size'", "speed", "memory", "weighted"));
+  EXPECT_EQ(parse_recompute("some").status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(parse_recompute("some").status().message(), Mentions("'some'", "none", "all", "where_needed"));
 }
 
 // ---- manual partitions ----
@@ -264,6 +300,8 @@ TEST(PipelinePartitionFile, GivesBackWhatWasWritten) {
   profile.model = "six";
   PartitionRequest request = request_of(Objective::speed, ScheduleKind::interleaved, kLink);
   request.rules.shape.active_microbatches = 2;
+  request.rules.recompute = Recompute::where_needed;
+  request.memory_limit_bytes = 650000;
   const Partition found = solve(request, profile);
   const std::string text = to_json(profile, request, found);
   EXPECT_EQ(text, to_json(profile, request, solve(request, profile)));
@@ -273,6 +311,10 @@ TEST(PipelinePartitionFile, GivesBackWhatWasWritten) {
   EXPECT_EQ(file->shape, request.rules.shape);
   EXPECT_EQ(file->units, profile.unit_names());
   EXPECT_EQ(file->cuts, found.cuts());
+  EXPECT_EQ(file->recompute, Recompute::where_needed);
+  EXPECT_EQ(file->recomputes, found.recomputes());
+  EXPECT_THAT(file->recomputes, Contains(true));
+  EXPECT_THAT(file->recomputes, Contains(false));
 }
 
 TEST(PipelinePartitionFile, NamesTheFieldThatIsWrong) {
@@ -296,6 +338,9 @@ TEST(PipelinePartitionFile, NamesTheFieldThatIsWrong) {
   EXPECT_THAT(changed("\"cuts\": [\n  \"unit1\"", "\"cuts\": [\n  \"unit5\""), Mentions("p.json", "'unit4'", "'unit5'"));
   EXPECT_THAT(changed("\"cuts\": [\n  \"unit1\"", "\"cuts\": [\n  7"), Mentions("p.json", "cuts"));
   EXPECT_THAT(changed("\"units\": [\n  \"unit0\"", "\"units\": [\n  \"unit1\""), Mentions("p.json", "units"));
+  EXPECT_THAT(changed("\"recompute\": \"none\"", "\"recompute\": \"some\""), Mentions("p.json", "recompute", "'some'"));
+  EXPECT_THAT(changed("\"recomputes\": false", "\"recomputes\": 0"), Mentions("p.json", "stages", "recomputes"));
+  EXPECT_THAT(changed("\"stages\": [", "\"stages\": [{},"), Mentions("p.json", "stages", "4", "3"));
   EXPECT_THAT(changed("\"model\":", "\"model\""), Mentions("p.json", "model"));
   EXPECT_EQ(read_partition("/no/such/file").status().code(), StatusCode::system_error);
 }

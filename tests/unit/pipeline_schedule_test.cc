@@ -323,7 +323,7 @@ TEST(PipelineDrawing, SvgHasABoxForEachAction) {
 
 TEST(PipelineReport, ShowsStagesAndWhatDecides) {
   PartitionRequest request;
-  request.rules = {shape_of(ScheduleKind::one_f_one_b, 3, 4), {100, 50}, false, false, 2};
+  request.rules = {shape_of(ScheduleKind::one_f_one_b, 3, 4), {100, 50}, false, Recompute::none, 2};
   request.objective = Objective::speed;
   const Profile profile = worked_example();
   const auto found = partition(profile, request);

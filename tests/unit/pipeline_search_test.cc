@@ -51,7 +51,8 @@ std::int64_t held_of(const Shape& shape, int stage) {
   }
 }
 
-Priced price(const Question& question, int stage, std::size_t first, std::size_t end) {
+/// The units first..end-1 as `stage`, which repeats its forwards or not.
+Priced price_with(const Question& question, int stage, std::size_t first, std::size_t end, bool repeats) {
   const auto& units = question.profile.units;
   const CostRules& rules = question.request.rules;
   const Whole rate = question.rate > 0 ? question.rate : 1;
@@ -73,12 +74,23 @@ Priced price(const Question& question, int stage, std::size_t first, std::size_t
   };
   const Whole left = message(first > 0, received);
   const Whole right = message(end < units.size(), sent);
-  const Whole compute = (forward + backward + (rules.recomputes && held > 1 ? forward : 0)) * rate;
+  const Whole compute = (forward + backward + (repeats && held > 1 ? forward : 0)) * rate;
   Priced priced;
   priced.time = rules.overlaps ? std::max({compute, left, right}) : compute + 2 * left + 2 * right;
   priced.bytes = (2 + rules.optimizer_states) * parameters + received + sent +
-                 (rules.recomputes ? held * received + stash : held * (received + stash));
+                 (repeats ? held * received + stash : held * (received + stash));
   return priced;
+}
+
+/// Whether the stage repeats its forwards.
+bool repeats(const Question& question, int stage, std::size_t first, std::size_t end) {
+  const Recompute recompute = question.request.rules.recompute;
+  if (recompute != Recompute::where_needed) return recompute == Recompute::all;
+  return price_with(question, stage, first, end, false).bytes > *question.request.memory_limit_bytes;
+}
+
+Priced price(const Question& question, int stage, std::size_t first, std::size_t end) {
+  return price_with(question, stage, first, end, repeats(question, stage, first, end));
 }
 
 struct Answer {
@@ -93,6 +105,7 @@ struct Answer {
 /// The whole model as one stage that holds one microbatch.
 Priced whole_of(Question question) {
   question.request.rules.shape = shape_of(ScheduleKind::one_f_one_b, 1, 1);
+  question.request.rules.recompute = Recompute::none;
   return price(question, 0, 0, question.profile.units.size());
 }
 
@@ -165,7 +178,7 @@ Question random_question(std::uint64_t seed) {
     if (question.rate > 0) rules.link.bytes_per_us = static_cast<double>(question.rate);
   }
   rules.overlaps = draw(random, 0, 1) == 1;
-  rules.recomputes = draw(random, 0, 2) == 0;
+  rules.recompute = draw(random, 0, 2) == 0 ? Recompute::all : Recompute::none;
   rules.optimizer_states = static_cast<int>(draw(random, 0, 2));
   question.request.objective = static_cast<Objective>(draw(random, 0, 2));
   question.tenths = draw(random, 0, 10);
@@ -175,12 +188,25 @@ Question random_question(std::uint64_t seed) {
 
 TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
   const auto seeds = testing::wanted_seeds({0, kRandomCases});
+  bool some_but_not_all = false;  // in one partition, recompute
   for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "SHOAL_TEST_SEED=" << seed);
     Question question = random_question(seed);
     Whole smallest_largest = 0;
     std::optional<Answer> expected = search_all(question, &smallest_largest);
-    if (seed % 3 == 0) {  // with a limit near the smallest possible one, sometimes below it
+    if (seed % 5 == 0) {  // a limit between the largest stages that all and none of them need, or just outside
+      question.request.rules.recompute = Recompute::none;
+      Whole without = 0;
+      search_all(question, &without);
+      question.request.rules.recompute = Recompute::all;
+      search_all(question, &smallest_largest);
+      Random random(seed);
+      question.request.memory_limit_bytes =
+          draw(random, static_cast<std::int64_t>(smallest_largest) - 1, static_cast<std::int64_t>(without) + 1);
+      question.request.rules.recompute = Recompute::where_needed;
+      Whole ignored = 0;  // smallest_largest is that of the error
+      expected = search_all(question, &ignored);
+    } else if (seed % 3 == 0) {  // with a limit near the smallest possible one, sometimes below it
       question.request.memory_limit_bytes =
           static_cast<std::int64_t>(smallest_largest) + static_cast<std::int64_t>(seed % 7) - 1;
       expected = search_all(question, &smallest_largest);
@@ -205,7 +231,17 @@ TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
       const double rate = question.rate > 0 ? static_cast<double>(question.rate) : 1;
       ASSERT_NEAR(each.time_us, static_cast<double>(priced.time) / rate, 1e-9 * each.time_us);
       ASSERT_EQ(each.bytes, static_cast<std::int64_t>(priced.bytes));
+      const bool expects_repeat =
+          held_of(question.request.rules.shape, static_cast<int>(stage)) > 1 &&
+          repeats(question, static_cast<int>(stage), static_cast<std::size_t>(each.first), static_cast<std::size_t>(each.end));
+      ASSERT_EQ(each.recomputes, expects_repeat);
+      some_but_not_all = some_but_not_all || (each.recomputes != found->stages.front().recomputes &&
+                                              question.request.rules.recompute == Recompute::where_needed &&
+                                              question.request.rules.shape.kind == ScheduleKind::simple);
     }
+  }
+  if (seeds.end() - seeds.first >= kRandomCases) {
+    EXPECT_TRUE(some_but_not_all) << "no case in which the limit decides by stage";
   }
 }
 
@@ -223,7 +259,7 @@ TEST(PipelineSearch, ADeepModelTakesFewEvaluations) {
                              {}});
   }
   PartitionRequest request;
-  request.rules = {shape_of(ScheduleKind::one_f_one_b, 4, 8), {100, 50}, false, false, 2};
+  request.rules = {shape_of(ScheduleKind::one_f_one_b, 4, 8), {100, 50}, false, Recompute::none, 2};
   request.objective = Objective::weighted;
   request.memory_weight = 0.5;
   const auto begin = std::chrono::steady_clock::now();

@@ -21,6 +21,12 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--optimize", choices.optimize, "what the partition is best for: memory (default), speed, or weighted");
   add("--memory-weight", choices.memory_weight, "weight of memory against time, from 0 (speed) to 1 (memory)");
   add("--memory-limit-bytes", choices.memory_limit_bytes, "no stage may need more");
+  add("--recompute", choices.recompute,
+      "which stages keep their inputs only and repeat the forward before the backward: none (default), all, or "
+      "where_needed, to meet --memory-limit-bytes");
+  add("--batch-norm", choices.batch_norm,
+      "running statistics of batch normalisation: microbatch (default), an update for each; or deferred, one for each step, as "
+      "for its whole batch");
   add("--placement", choices.placement_strategy,
       "which ranks make a pipeline: cluster (DPT; default), spread (TPD), or the letters in another order, the last of which "
       "varies fastest: D replica, P stage, T slice");

@@ -22,6 +22,8 @@ struct PipelineChoices {
   std::optional<std::string> optimize;
   std::optional<double> memory_weight;
   std::optional<std::int64_t> memory_limit_bytes;
+  std::optional<std::string> recompute;
+  std::optional<std::string> batch_norm;
   std::optional<std::string> placement_strategy;
   bool ddp = false;
   std::string parallel;             ///< file with these keys; empty: none

@@ -103,6 +103,7 @@ json PipelineCheckpoint::settings() const {
   made.erase("accumulate");
   made.update({{"channels", images_.channels}, {"classes", images_.classes}});
   if (options_.parallel.clip_norm) made["clip_norm"] = *options_.parallel.clip_norm;
+  made["batch_norm"] = to_string(plan_.config.batch_norm);
   return made;
 }
 

@@ -47,6 +47,8 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
            {"active_microbatches", config.shape().active()},
            {"optimize", pipeline::to_string(config.optimize)},
            {"tensor_parallel_degree", config.tensor_parallel_degree},
+           {"recompute", pipeline::to_string(config.recompute)},
+           {"batch_norm", pipeline::to_string(config.batch_norm)},
            {"ddp", config.ddp}};
   if (config.memory_weight) all["memory_weight"] = *config.memory_weight;
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;
@@ -167,7 +169,7 @@ Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline
                                 const pipeline::PartitionRequest& request, const std::string& path) {
   if (!settings.partition) return pipeline::partition(profile, request);
   if (Status status = check_units(*settings.partition, profile, path); !status.ok()) return status;
-  return pipeline::partition_at(profile, request, settings.partition->cuts);
+  return pipeline::partition_at(profile, request, settings.partition->cuts, settings.partition->recomputes);
 }
 
 void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, const TrainOptions& options) {

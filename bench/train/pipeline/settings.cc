@@ -35,6 +35,8 @@ std::vector<std::pair<std::string, Json>> given(const PipelineChoices& choices) 
   add("optimize", choices.optimize);
   add("memory_weight", choices.memory_weight);
   add("memory_limit_bytes", choices.memory_limit_bytes);
+  add("recompute", choices.recompute);
+  add("batch_norm", choices.batch_norm);
   add("placement_strategy", choices.placement_strategy);
   if (choices.ddp) all.emplace_back("ddp", true);
   return all;
@@ -50,6 +52,7 @@ void complete(Json& object, const pipeline::PartitionFile& file) {
   const bool takes_schedule = !object.contains("pipeline");
   add("pipeline", pipeline::to_string(file.shape.kind));
   add("chunks", file.shape.chunks);
+  add("recompute", pipeline::to_string(file.recompute));
   if (takes_schedule && file.shape.active_microbatches) add("active_microbatches", *file.shape.active_microbatches);
 }
 
@@ -96,6 +99,8 @@ Result<PipelineSettings> make_settings(const PipelineChoices& choices, const Pip
   if (!choices.partition.empty()) {
     Result<pipeline::PartitionFile> file = pipeline::parse_partition(files.partition, choices.partition);
     if (!file.ok()) return file.status();
+    const bool chooses = file->recompute == pipeline::Recompute::where_needed && !object.contains("recompute");
+    if (!chooses) file->recomputes.clear();
     complete(object, *file);
     settings.partition = *std::move(file);
   }

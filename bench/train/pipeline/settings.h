@@ -22,7 +22,8 @@ struct PipelineFiles {
 /// The files of `choices`. Errors: those of reading, with the file's name.
 Result<PipelineFiles> read_files(const PipelineChoices& choices);
 
-/// A configuration, and the partition of a file.
+/// A configuration, and the partition of a file. Its `recomputes` is empty unless the file has chosen the stages that recompute
+/// and neither options nor configuration say anything else.
 struct PipelineSettings {
   pipeline::Config config;
   std::optional<pipeline::PartitionFile> partition;

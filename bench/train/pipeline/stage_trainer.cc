@@ -30,6 +30,9 @@ parallel::PipelineOptions runtime_options(const PipelinePlan& plan, const TrainO
           .microbatches = plan.config.microbatches,
           .active_microbatches = plan.config.active_microbatches,
           .stage_times = plan.partition.times,
+          .batch_norm = plan.config.batch_norm,
+          .recompute = plan.config.recompute,
+          .recompute_stages = plan.partition.recomputes(),
           .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s))};
 }
 

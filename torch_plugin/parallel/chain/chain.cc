@@ -7,6 +7,7 @@
 
 #include "src/pipeline/manual_partition.h"
 #include "src/pipeline/profile.h"
+#include "torch_plugin/parallel/random/unit_seeds.h"
 
 namespace shoal::parallel {
 namespace {
@@ -32,15 +33,25 @@ std::vector<std::string> components(const std::string& name) {
 /// hold nothing else: register_module() refuses names with dots.
 class UnitSequence final : public Unit {
  public:
-  explicit UnitSequence(std::span<const Part> units) {
+  /// `units`, the first of which is number `first` of the chain.
+  UnitSequence(std::span<const Part> units, int first) : first_(first) {
     for (const Part& unit : units) {
       for (const auto& [name, module] : unit.modules) place(name, module);
       steps_.push_back(unit.forward);
+      names_.push_back(unit.name);
     }
   }
 
   at::Tensor forward(at::Tensor x) override {
-    for (const auto& step : steps_) x = step(std::move(x));
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      UnitSeeds::begin_unit(first_ + static_cast<std::int64_t>(i));
+      try {
+        x = steps_[i](std::move(x));
+      } catch (c10::Error& error) {
+        error.add_context("unit '" + names_[i] + "'");
+        throw;
+      }
+    }
     return x;
   }
 
@@ -58,8 +69,10 @@ class UnitSequence final : public Unit {
     parent->register_module(path.back(), module);
   }
 
+  const int first_;
   std::map<std::string, std::shared_ptr<nn::Module>> holders_;
   std::vector<std::function<at::Tensor(at::Tensor)>> steps_;
+  std::vector<std::string> names_;
 };
 
 /// Each part by itself.
@@ -200,8 +213,8 @@ Result<std::shared_ptr<Unit>> Chain::stage(int begin, int end) const {
                      "; a stage has one unit at least, and the chain has units 0 to " + std::to_string(size() - 1));
   }
   const std::span<const Part> units(units_);
-  return std::shared_ptr<Unit>(
-      std::make_shared<UnitSequence>(units.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))));
+  return std::shared_ptr<Unit>(std::make_shared<UnitSequence>(
+      units.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin));
 }
 
 }  // namespace shoal::parallel

@@ -1,10 +1,8 @@
 #include "torch_plugin/parallel/chain/state_guard.h"
 
-#include <mutex>
-
 namespace shoal::parallel {
 
-StateGuard::StateGuard(const Chain& chain, at::Device device) {
+StateGuard::StateGuard(const Chain& chain, at::Device device) : generators_(device) {
   const at::NoGradGuard no_grad;
   for (const Part& unit : chain.units()) {
     for (const auto& [name, buffer] : unit.buffers()) buffers_.emplace_back(buffer, buffer.detach().clone());
@@ -12,12 +10,6 @@ StateGuard::StateGuard(const Chain& chain, at::Device device) {
       gradients_.emplace_back(parameter, parameter.grad());
       parameter.mutable_grad().reset();
     }
-  }
-  std::vector<at::Generator> generators{at::globalContext().defaultGenerator(at::kCPU)};
-  if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
-  for (at::Generator& generator : generators) {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generators_.emplace_back(generator, generator.get_state());
   }
 }
 
@@ -27,10 +19,6 @@ StateGuard::~StateGuard() {
   for (const auto& [buffer, values] : buffers_) buffer.variable_data().copy_(values);
   // From the last one: a parameter that its unit has twice had its gradient at its first place.
   for (auto each = gradients_.rbegin(); each != gradients_.rend(); ++each) each->first.mutable_grad() = each->second;
-  for (auto& [generator, state] : generators_) {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(state);
-  }
 }
 
 }  // namespace shoal::parallel

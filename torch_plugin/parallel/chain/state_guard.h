@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/random/generator_states.h"
 
 namespace shoal::parallel {
 
@@ -23,7 +24,7 @@ class StateGuard {
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;    // each with a copy of its values
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;  // each parameter with its gradient
-  std::vector<std::pair<at::Generator, at::Tensor>> generators_;
+  const GeneratorGuard generators_;
 };
 
 }  // namespace shoal::parallel

@@ -1,6 +1,7 @@
 #include "torch_plugin/parallel/recompute/recompute.h"
 
-#include <mutex>
+#include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,46 +9,14 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "torch_plugin/parallel/random/generator_states.h"
+#include "torch_plugin/parallel/random/unit_seeds.h"
+
 namespace shoal::parallel {
 namespace {
 
 using ::torch::autograd::AutogradContext;
 using ::torch::autograd::variable_list;
-
-/// The generators that a unit may draw from: the CPU's, and that of the device where its input is.
-class GeneratorStates {
- public:
-  explicit GeneratorStates(c10::Device device) {
-    generators_.push_back(at::globalContext().defaultGenerator(c10::Device(c10::kCPU)));
-    if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
-    for (at::Generator& generator : generators_) {
-      const std::lock_guard lock(generator.mutex());
-      states_.push_back(generator.get_state());
-    }
-  }
-  void restore() {
-    for (std::size_t i = 0; i < generators_.size(); ++i) {
-      const std::lock_guard lock(generators_[i].mutex());
-      generators_[i].set_state(states_[i]);
-    }
-  }
-
- private:
-  std::vector<at::Generator> generators_;
-  std::vector<at::Tensor> states_;
-};
-
-/// Puts the generators back to where they were when it was made.
-class GeneratorGuard {
- public:
-  explicit GeneratorGuard(c10::Device device) : states_(device) {}
-  ~GeneratorGuard() { states_.restore(); }
-  GeneratorGuard(const GeneratorGuard&) = delete;
-  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
-
- private:
-  GeneratorStates states_;
-};
 
 /// Puts the values of a module's buffers back. Not as a change that autograd counts: other backward passes may have saved them.
 class BufferGuard {
@@ -116,6 +85,7 @@ struct FirstRun final : ::torch::CustomClassHolder {
 
   std::shared_ptr<Unit> unit;
   GeneratorStates generators;  // before the run
+  std::optional<MicrobatchSeed> seed = UnitSeeds::current();
   bool training;
   Autocast autocast;
 };
@@ -142,6 +112,8 @@ class Recompute : public ::torch::autograd::Function<Recompute> {
       const AutocastGuard autocast(run->autocast);
       const at::AutoGradMode gradient_mode(true);
       run->generators.restore();
+      std::optional<UnitSeeds> seeds;
+      if (run->seed) seeds.emplace(*run->seed, input.device());
       output = run->unit->forward(input);
     }
     if (output.requires_grad()) ::torch::autograd::backward({output}, {gradients[0]});
@@ -149,10 +121,16 @@ class Recompute : public ::torch::autograd::Function<Recompute> {
   }
 };
 
+bool requires_gradient(const Unit& unit, const at::Tensor& input) {
+  if (input.requires_grad()) return true;
+  const std::vector<at::Tensor> parameters = unit.parameters();
+  return std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+}
+
 }  // namespace
 
 at::Tensor recompute(const std::shared_ptr<Unit>& unit, const at::Tensor& input) {
-  if (!at::GradMode::is_enabled()) return unit->forward(input);
+  if (!at::GradMode::is_enabled() || !requires_gradient(*unit, input)) return unit->forward(input);
   return Recompute::apply(input, at::zeros({1}).requires_grad_(), unit);
 }
 

@@ -17,7 +17,8 @@ namespace shoal::parallel {
 ///  - The second run has the training flag and the autocast settings of the first.
 ///
 /// Costs another forward. Saves memory where a unit's intermediate results outlive the call, as with several microbatches in
-/// flight; for a single small unit the peak may even rise. Without gradients enabled it is a plain call.
+/// flight; for a single small unit the peak may even rise. It is a plain call where gradients are disabled, or neither the
+/// input nor a parameter of the unit requires one.
 ///
 /// A parameter must not belong to two units that are recomputed, because torch's gradient reducer would see it ready twice.
 /// The backward throws c10::Error if `input` was changed in place meanwhile, and whatever the unit throws. Thread rule: one

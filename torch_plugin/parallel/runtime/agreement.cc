@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -14,8 +15,11 @@
 namespace shoal::parallel {
 namespace {
 
-constexpr std::array<std::string_view, 8> kOptionNames{"schedule",   "microbatches",   "chunks",  "active_microbatches",
-                                                       "batch_norm", "loss_reduction", "timeout", "stage_times"};
+constexpr std::array<std::string_view, 13> kOptionNames{
+    "schedule",         "microbatches", "chunks",  "active_microbatches", "batch_norm", "loss_reduction", "recompute",
+    "recompute_stages", "seed",         "replica", "first_step",          "timeout",    "stage_times"};
+
+constexpr std::int64_t kNoSeed = std::numeric_limits<std::int64_t>::min();
 
 /// What each rank sends. Trivially copyable.
 struct RankOptions {
@@ -23,24 +27,44 @@ struct RankOptions {
   TextField refusal{};
 };
 
-/// Times are compared by a hash, as there may be many (FNV-1a over their numbers).
+/// Lists are compared by a hash, as they may be long (FNV-1a over their numbers).
+class Hash {
+ public:
+  void add(std::int64_t number) { value_ = (value_ ^ static_cast<std::uint64_t>(number)) * 1099511628211ULL; }
+  [[nodiscard]] std::int64_t value() const { return static_cast<std::int64_t>(value_); }
+
+ private:
+  std::uint64_t value_ = 14695981039346656037ULL;
+};
+
 std::int64_t hash_of(const pipeline::StageTimes& times) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  const auto add = [&](std::int64_t number) { hash = (hash ^ static_cast<std::uint64_t>(number)) * 1099511628211ULL; };
+  Hash hash;
   for (const pipeline::StageTime& time : times.stages) {
-    for (const std::int64_t number : {time.forward_ps, time.input_ps, time.weight_ps, time.reduce_ps}) add(number);
+    for (const std::int64_t number : {time.forward_ps, time.input_ps, time.weight_ps, time.reduce_ps}) hash.add(number);
   }
   for (const pipeline::CutTime& time : times.cuts) {
-    for (const std::int64_t number : {time.latency_ps, time.wire_ps, time.bytes}) add(number);
+    for (const std::int64_t number : {time.latency_ps, time.wire_ps, time.bytes}) hash.add(number);
   }
-  return static_cast<std::int64_t>(hash);
+  return hash.value();
+}
+
+std::int64_t hash_of(const std::vector<bool>& flags) {
+  Hash hash;
+  for (const bool flag : flags) hash.add(flag ? 1 : 0);
+  return hash.value();
 }
 
 std::string value_text(std::size_t option, std::int64_t value) {
   if (option == 0) return std::string(pipeline::to_string(static_cast<pipeline::ScheduleKind>(value)));
   if (kOptionNames[option] == "active_microbatches" && value < 0) return "default";
+  if (kOptionNames[option] == "seed") {
+    return value == kNoSeed ? "none" : std::to_string(static_cast<std::uint64_t>(value));
+  }
   if (kOptionNames[option] == "timeout") return std::to_string(value) + " ms";
-  if (kOptionNames[option] == "stage_times") return "hash " + std::to_string(value);
+  if (kOptionNames[option] == "batch_norm") return std::string(to_string(static_cast<BatchNormStatistics>(value)));
+  if (kOptionNames[option] == "recompute") return std::string(to_string(static_cast<pipeline::Recompute>(value)));
+  if (kOptionNames[option] == "stage_times" || kOptionNames[option] == "recompute_stages")
+    return "hash " + std::to_string(value);
   return std::to_string(value);
 }
 
@@ -54,6 +78,11 @@ void agree_on_options(Communicator& communicator, const PipelineOptions& options
                  options.active_microbatches.value_or(-1),
                  static_cast<std::int64_t>(options.batch_norm),
                  static_cast<std::int64_t>(options.loss_reduction),
+                 static_cast<std::int64_t>(options.recompute),
+                 hash_of(options.recompute_stages),
+                 options.seed ? static_cast<std::int64_t>(*options.seed) : kNoSeed,
+                 options.replica,
+                 options.first_step,
                  options.timeout.count(),
                  hash_of(options.stage_times)};
   mine.refusal = to_text_field(refusal);

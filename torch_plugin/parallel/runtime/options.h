@@ -4,17 +4,16 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "src/pipeline/batch_norm.h"
+#include "src/pipeline/recompute.h"
 #include "src/pipeline/shape.h"
 #include "src/pipeline/stage_times.h"
 
 namespace shoal::parallel {
 
-/// Which running statistics BatchNorm keeps. It normalizes by microbatch in any case.
-enum class BatchNormStatistics : std::uint8_t {
-  microbatch,  ///< updated once for each microbatch, in their order
-  deferred,    ///< updated once for each step, as for the whole batch; not supported yet
-};
+using pipeline::BatchNormStatistics;
 
 /// What the loss of a microbatch is over its images; the gradients are those of the same over the whole batch.
 enum class LossReduction : std::uint8_t {
@@ -31,6 +30,17 @@ struct PipelineOptions {
   pipeline::StageTimes stage_times = {};                  ///< for the order of interleaved; empty = equal stages
   BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;
   LossReduction loss_reduction = LossReduction::mean;
+  /// Which stages keep only the inputs of their microbatches and run forward again in the backward. A stage that holds one
+  /// microbatch at a time never does.
+  pipeline::Recompute recompute = pipeline::Recompute::none;
+  std::vector<bool> recompute_stages = {};  ///< of where_needed: whether each stage does, as Partition::recomputes() says
+  /// Set: in training, each unit of a Chain draws its random numbers (dropout) from a seed of its own, made of this one, the
+  /// step, the replica, the microbatch and the unit's place in the chain. So they do not depend on partition and schedule, and
+  /// the generators of the process are afterwards what they were. A stage that is not of a Chain counts as one unit. Unset:
+  /// units draw from the generators of the process.
+  std::optional<std::uint64_t> seed = std::nullopt;
+  std::int64_t replica = 0;     ///< of this pipeline; for `seed`
+  std::int64_t first_step = 0;  ///< number of the first step(), where a training goes on; for `seed`
   /// The most that a rank waits for the header of a step, and the longest time from the header to the end of the step.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
 };

@@ -30,9 +30,23 @@ std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks) {
 std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks, const PipelineOptions& options, int ranks) {
   if (std::string refusal = refusal_of(chunks); !refusal.empty()) return refusal;
   if (options.timeout.count() <= 0) return "a timeout of " + std::to_string(options.timeout.count()) + " ms is not positive";
-  if (options.batch_norm == BatchNormStatistics::deferred)
-    return "batch_norm \"deferred\" is not supported yet; use \"microbatch\"";
+  const std::size_t stages = static_cast<std::size_t>(ranks) * chunks.size();
+  if (options.recompute == pipeline::Recompute::where_needed && options.recompute_stages.size() != stages) {
+    return "recompute where_needed with recompute_stages of " + std::to_string(options.recompute_stages.size()) +
+           " stages; the pipeline has " + std::to_string(stages);
+  }
   return Programs::check(options, ranks, static_cast<int>(chunks.size())).message();
+}
+
+/// Of each chunk of `rank`, whether its forward may run again in the backward. Precondition: agreed options.
+std::vector<bool> recomputing_chunks(const PipelineOptions& options, int ranks, std::size_t chunks, int rank) {
+  std::vector<bool> found;
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    const std::size_t stage = chunk * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
+    found.push_back(options.recompute == pipeline::Recompute::where_needed ? options.recompute_stages[stage]
+                                                                           : options.recompute == pipeline::Recompute::all);
+  }
+  return found;
 }
 
 /// The constructor's collective check, before any part is made.
@@ -79,7 +93,9 @@ PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communic
       communicator_(communicator),
       options_(agreed(options, chunks_, communicator)),
       gradients_(std::move(gradients)),
-      programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()) {}
+      programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()),
+      recomputes_(recomputing_chunks(options_, communicator.size(), chunks_.size(), communicator.rank())),
+      step_(options_.first_step) {}
 
 StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss) {
   check_open();
@@ -149,8 +165,14 @@ StepHeader PipelineModel::exchange(StepKind called, const StepHeader& mine) {
   return header;
 }
 
+std::optional<MicrobatchSeed> PipelineModel::seed_of_step() const {
+  if (!options_.seed) return std::nullopt;
+  return MicrobatchSeed{.seed = *options_.seed, .step = step_, .replica = options_.replica};
+}
+
 std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::Tensor& images, const at::Tensor& targets,
                                            const Loss& loss) {
+  const bool is_new = layouts_of_.kind != header.kind || layouts_of_.image != header.image || layouts_of_.batch != header.batch;
   if (layouts_of_.kind != header.kind || layouts_of_.image != header.image) layouts_.clear();
   layouts_of_ = header;
   const bool trains = header.kind == StepKind::training;
@@ -162,16 +184,25 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       programs_.shape(),
                       actions,
                       chunks_,
+                      recomputes_,
                       images,
                       targets,
                       header.target,
                       loss,
                       options_.loss_reduction,
+                      options_.batch_norm,
+                      trains && !has_warned_ && is_new,
+                      trains ? seed_of_step() : std::nullopt,
                       trains ? gradients_.get() : nullptr};
   try {
     StepRun step(communicator_, task, layouts_, std::chrono::steady_clock::now() + options_.timeout);
     std::vector<at::Tensor> results = step.run();
     durations_ = step.durations();
+    if (trains) ++step_;
+    if (const std::vector<FewValues>& few = step.few_values(); !few.empty()) {
+      has_warned_ = true;
+      TORCH_WARN(warning_of(few.front(), few.size(), microbatches));
+    }
     return results;
   } catch (const StepError& error) {
     failure_ = error.what();

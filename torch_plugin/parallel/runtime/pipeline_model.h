@@ -79,6 +79,8 @@ class PipelineModel {
   [[noreturn]] void fail(StepPlace place, const Status& cause);
   /// Returns the header of rank 0, whose own it is `mine`: of kind `called` or end. Throws for every other kind.
   StepHeader exchange(StepKind called, const StepHeader& mine);
+  /// Of the next step(); none where units draw from the generators of the process.
+  [[nodiscard]] std::optional<MicrobatchSeed> seed_of_step() const;
   [[nodiscard]] std::vector<at::Tensor> run(const StepHeader& header, const at::Tensor& images, const at::Tensor& targets,
                                             const Loss& loss);
   StepOutput share_losses(const Microbatches& microbatches, const std::vector<at::Tensor>& losses);
@@ -90,7 +92,10 @@ class PipelineModel {
   const PipelineOptions options_;
   const std::shared_ptr<GradientReduction> gradients_;
   Programs programs_;
-  StepHeader layouts_of_;  // the kind of step and image that layouts_ are for
+  const std::vector<bool> recomputes_;  // of each chunk: whether it may
+  bool has_warned_ = false;             // of few values in batch normalisations
+  std::int64_t step_;                   // number of the next step()
+  StepHeader layouts_of_;               // the kind of step and image that layouts_ are for
   CutLayouts layouts_;
   StepDurations durations_;
   std::string failure_;  // the first error; "" = open

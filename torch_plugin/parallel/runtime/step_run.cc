@@ -5,6 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include <torch/csrc/autograd/engine.h>
+
+#include "src/pipeline/orders.h"
+#include "torch_plugin/parallel/recompute/recompute.h"
+
 namespace shoal::parallel {
 namespace {
 
@@ -37,11 +42,15 @@ double seconds_since(steady_clock::time_point start) {
 
 std::string shape_text(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
 
+/// All undefined tensors are the same one, which means nothing.
+bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.defined() && a.is_same(b); }
+
 }  // namespace
 
 StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& layouts, StepMessages::Deadline deadline)
     : communicator_(communicator),
       task_(task),
+      most_held_(pipeline::most_held_by_stage(task.shape, {task.actions})),
       messages_(communicator, task.shape, task.microbatches, task.actions, layouts, deadline),
       place_{.rank = communicator.rank(), .action = "start of the step"} {}
 
@@ -60,6 +69,7 @@ std::vector<at::Tensor> StepRun::run() {
 void StepRun::run_all() {
   const steady_clock::time_point start = steady_clock::now();
   messages_.start();
+  if (task_.trains && task_.batch_norm == BatchNormStatistics::deferred) statistics_.emplace(task_.chunks);
   if (task_.gradients != nullptr) {
     place_.action = "preparing the reduction of the gradients";
     task_.gradients->begin_step(task_.microbatches.batch());
@@ -85,6 +95,8 @@ void StepRun::run_all() {
     place_.action = "reducing the gradients over the replicas";
     task_.gradients->finish_step();
   }
+  if (statistics_) statistics_->commit();  // behind all that may fail
+  statistics_.reset();
   durations_.step_s = seconds_since(start);
 }
 
@@ -128,6 +140,11 @@ bool StepRun::is_here(int stage) const {
   return stage >= 0 && stage < task_.shape.stages() && task_.shape.rank_of(stage) == place_.rank;
 }
 
+bool StepRun::recomputes(int stage) const {
+  const auto chunk = static_cast<std::size_t>(stage / task_.shape.ranks);
+  return task_.trains && task_.recomputes[chunk] && most_held_[static_cast<std::size_t>(stage)] > 1;
+}
+
 at::Tensor StepRun::input_of(const Action& action) {
   const Microbatches& microbatches = task_.microbatches;
   if (action.stage == 0) {
@@ -141,16 +158,52 @@ at::Tensor StepRun::input_of(const Action& action) {
   return input.requires_grad_();
 }
 
+at::Tensor StepRun::output_of(const Action& action, const at::Tensor& input) {
+  std::optional<UnitSeeds> seeds;
+  if (task_.seed) {
+    MicrobatchSeed seed = *task_.seed;
+    seed.microbatch = action.microbatch;
+    seeds.emplace(seed, input.device());
+    UnitSeeds::begin_unit(-1 - action.stage);  // for a stage that is not of a chain
+  }
+  // Not in the second run of a stage that recomputes.
+  std::optional<BatchNormObserver> observer;
+  const bool is_smallest = action.microbatch == task_.microbatches.count() - 1;
+  if (statistics_ || (task_.looks_for_few_values && is_smallest)) {
+    observer.emplace([&](const BatchNormCall& call) { on_batch_norm(action, call); });
+  }
+  const std::shared_ptr<Unit>& chunk = chunk_of(action.stage);
+  try {
+    return recomputes(action.stage) ? recompute(chunk, input) : chunk->forward(input);
+  } catch (const c10::Error& error) {
+    rethrow_single_value(error, task_.microbatches, action.microbatch);
+    throw;
+  }
+}
+
+void StepRun::on_batch_norm(const Action& action, const BatchNormCall& call) {
+  if (task_.looks_for_few_values && action.microbatch == task_.microbatches.count() - 1 && call.values() < kEnoughValues) {
+    std::string name = "without a name";
+    for (const BatchNormLayer& layer : batch_norm_layers(*chunk_of(action.stage))) {
+      if (is_same(*layer.running_mean, call.running_mean) || is_same(*layer.weight, call.weight)) name = layer.name;
+    }
+    few_values_.push_back({action.stage, std::move(name), call.values()});
+  }
+  if (statistics_) statistics_->add(call);
+}
+
 void StepRun::forward(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   held.input = input_of(action);
   const std::int64_t images = task_.microbatches.size(action.microbatch);
-  held.output = task_.chunks[static_cast<std::size_t>(action.stage / task_.shape.ranks)]->forward(held.input);
+  held.output = output_of(action, held.input);
   TORCH_CHECK_VALUE(held.output.defined(), "the output is undefined");
   TORCH_CHECK_VALUE(held.output.dim() >= 1 && held.output.size(0) == images, "the output is ", shape_text(held.output), " for ",
                     images, " images; its first dimension must count them");
   if (task_.trains) {
     if (is_last(action.stage)) held.output = scaled_loss(held.output, action.microbatch);
+    // A stage whose parameters are all frozen, in front of all others, has no graph.
+    if (held.output.requires_grad()) held.root = ::torch::autograd::impl::gradient_edge(held.output);
     return;
   }
   held.input.reset();
@@ -187,8 +240,12 @@ void StepRun::backward(const Action& action) {
   if (task_.gradients != nullptr && action.microbatch == task_.microbatches.count() - 1) {
     task_.gradients->before_last_backward(action.stage / task_.shape.ranks);
   }
-  // A stage whose parameters are all frozen, in front of all others, has no graph.
-  if (held.output.requires_grad()) ::torch::autograd::backward({held.output}, {held.output_gradient});
+  if (held.root.is_valid()) {
+    if (is_last(action.stage)) held.output_gradient = at::ones_like(held.output);
+    ::torch::autograd::Engine::get_default_engine().execute({std::move(held.root)}, {std::move(held.output_gradient)},
+                                                            /*keep_graph=*/false, /*create_graph=*/false,
+                                                            /*accumulate_grad=*/true);
+  }
   const bool is_first = action.stage == 0;
   if (!is_first) {
     held.input_gradient = held.input.grad();
@@ -205,6 +262,7 @@ void StepRun::send(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   const bool is_gradient = action.op == ActionOp::send_gradient;
   messages_.send(action, is_gradient ? held.input_gradient : held.output);
+  held.output.reset();
   if (is_gradient || !task_.trains) held_.erase({action.stage, action.microbatch});
 }
 
