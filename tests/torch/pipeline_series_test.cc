@@ -49,10 +49,11 @@ constexpr std::array<Way, 16> kWays{{
 
 constexpr std::chrono::milliseconds kTimeout{2000};
 constexpr std::chrono::milliseconds kSlack{10'000};  // other processes may have the cores
-constexpr int kMicrobatches = 4;
 
 /// One case.
 struct Case {
+  static constexpr int kMicrobatches = 4;
+
   explicit Case(std::uint64_t seed) : way(kWays[seed % kWays.size()]) {
     std::mt19937_64 random(seed * 7919 + 1);
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<std::uint64_t>(count)); };
@@ -154,8 +155,8 @@ void train(Communicator& communicator, const Case& what) {
   for (std::shared_ptr<Unit>& chunk : chunks) chunk = with_trap(chunk, trap);
   PipelineModel model(chunks, communicator, what.options);
   ::torch::optim::SGD optimizer(model.parameters(), 0.01);
-  const auto images = [&](int seed) { return rank == 0 ? make_images(2 * kMicrobatches, seed) : at::Tensor(); };
-  const auto targets = [&](int seed) { return rank == 0 ? make_targets(2 * kMicrobatches, seed) : at::Tensor(); };
+  const auto images = [&](int seed) { return rank == 0 ? make_images(2 * Case::kMicrobatches, seed) : at::Tensor(); };
+  const auto targets = [&](int seed) { return rank == 0 ? make_targets(2 * Case::kMicrobatches, seed) : at::Tensor(); };
   auto began = SteadyClock::now();
   try {
     for (int step = 0; step < 4; ++step) {

@@ -14,7 +14,7 @@ namespace {
 using pipeline::Recompute;
 using pipeline::ScheduleKind;
 
-constexpr int kUnits = 8;
+constexpr int kDropoutUnits = 8;
 constexpr int kMicrobatches = 4;
 constexpr std::uint64_t kSeed = 77;
 
@@ -24,8 +24,8 @@ at::Tensor generator_state() { return at::globalContext().defaultGenerator(c10::
 nn::Sequential make_dropout_layers() {
   ::torch::manual_seed(3);
   nn::Sequential layers;
-  for (int unit = 0; unit < kUnits; ++unit) {
-    layers->push_back(nn::Linear(unit == 0 ? 6 : 8, unit == kUnits - 1 ? kClasses : 8));
+  for (int unit = 0; unit < kDropoutUnits; ++unit) {
+    layers->push_back(nn::Linear(unit == 0 ? 6 : 8, unit == kDropoutUnits - 1 ? kClasses : 8));
     layers->push_back(nn::Tanh());
     layers->push_back(nn::Dropout(0.4));
   }
@@ -49,7 +49,7 @@ std::vector<at::Tensor> step_by_hand(const DropoutChain& model, int step, std::i
   std::vector<at::Tensor> losses;
   for (int i = 0; i < kMicrobatches; ++i) {
     at::Tensor x = inputs.narrow(0, std::int64_t{2} * i, 2);
-    for (int unit = 0; unit < kUnits; ++unit) {
+    for (int unit = 0; unit < kDropoutUnits; ++unit) {
       ::torch::manual_seed(unit_seed({.seed = kSeed, .step = step, .replica = replica, .microbatch = i}, unit));
       x = model.chain.units()[static_cast<std::size_t>(unit)].forward(x);
     }
@@ -66,7 +66,7 @@ void compare_with_seeds_by_hand(Communicator& communicator, const PipelineOption
   DropoutChain model;
   DropoutChain alone;
   const int ranks = communicator.size();
-  const int length = kUnits / (ranks * chunks);
+  const int length = kDropoutUnits / (ranks * chunks);
   std::vector<std::shared_ptr<Unit>> stages;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int first = (chunk * ranks + communicator.rank()) * length;
