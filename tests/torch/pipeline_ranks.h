@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tests/facts.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
