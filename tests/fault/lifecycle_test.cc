@@ -345,12 +345,14 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
         const auto abort_now = [&] {
           board.mark_ns.store(now_ns());
           c.abort("the loss is not a number");
+          board.returned.store(1);
         };
         const auto later = std::chrono::milliseconds(60);
         if (c.rank() == 3) {  // gets the error in its next call
           std::this_thread::sleep_for(later);
           if (!other_thread) abort_now();
-          std::this_thread::sleep_for(5 * later);
+          const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+          while (board.returned.load() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
           return c.barrier();
         }
         if (c.rank() == 0 && other_thread) {
