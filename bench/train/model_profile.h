@@ -20,8 +20,8 @@ namespace shoal::train {
 Status write_profile(const Job& job, const models::ModelInfo& model, const data::Dataset& images, const TrainOptions& options);
 
 /// What the units of the network cost for `microbatch` images, with the threads that torch uses now; unless `measures`, names
-/// and sizes only. With a group, of this rank's slices; collective over it then, and on all of its ranks with the same arguments.
-/// Errors: those of parallel::profile() and parallel::split_pairs().
+/// and sizes only. With a group, of this rank's slices; collective over it then, and on all of its ranks with the same
+/// arguments. Errors: those of parallel::profile() and parallel::split_pairs().
 Result<pipeline::Profile> describe_units(at::Device device, const models::ModelInfo& model, const data::Dataset& images,
                                          const TrainOptions& options, std::int64_t microbatch, bool measures,
                                          const parallel::LayerSlices::Group& group);

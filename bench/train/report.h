@@ -17,7 +17,7 @@ struct RankResult {
   int rank = 0;
   int stage = 0;  ///< its place in its pipeline
   int replica = 0;
-  int slice = 0;  ///< of the layers of its stage
+  int slice = 0;                              ///< of the layers of its stage
   std::vector<std::string> first_units = {};  ///< of its stages
   double busy_ms = 0;                         ///< in forwards and backwards
   double idle_ms = 0;                         ///< of its own step, which ends before that of the first stage
@@ -33,7 +33,7 @@ struct PipelineResult {
   int chunks = 1;
   int microbatches = 1;
   int replicas = 1;
-  int tensor_parallel = 1;  ///< slices of a stage
+  int tensor_parallel = 1;                      ///< slices of a stage
   std::optional<double> bubble = std::nullopt;  ///< the part of all ranks' time in which they do not compute; of measured steps
   double bubble_predicted = 0;                  ///< by replay() of the profile
   std::int64_t peak_bytes = 0;                  ///< of the rank with the most

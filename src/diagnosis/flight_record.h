@@ -48,7 +48,7 @@ RankSet set_of(const std::vector<int>& ranks) noexcept;
 
 /// What a rank is in.
 struct Whereabouts {
-  std::string text = {};                       ///< empty: unknown
+  std::string text = {};                        ///< empty: unknown
   std::optional<int> waits_for = std::nullopt;  ///< rank of the job from which or to which it has a message in flight
 };
 

@@ -420,8 +420,8 @@ TEST_P(Fault, MessageWaitNamesEndOfChain) {
       CallOptions options;
       options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 15000);
       int number = 0;
-      const Status status = rank == size - 1 ? (*made)->barrier(options)
-                                             : (*made)->recv(&number, 1, DataType::int32, rank + 1, 0, options);
+      const Status status =
+          rank == size - 1 ? (*made)->barrier(options) : (*made)->recv(&number, 1, DataType::int32, rank + 1, 0, options);
       return status.to_string();
     });
     EXPECT_THAT(outcomes[0].output, StartsWith("timeout: ")) << ranks;

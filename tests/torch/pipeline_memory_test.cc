@@ -70,7 +70,8 @@ TEST(PipelineMemory, ChainTooLargeForOneRankTrainsOnFour) {
     try {
       train(communicator);
     } catch (const std::exception& error) {
-      return check(shoal::testing::mentions(error.what(), "memory"), "it fails for lack of memory: " + std::string(error.what()));
+      return check(shoal::testing::mentions(error.what(), "memory"),
+                   "it fails for lack of memory: " + std::string(error.what()));
     }
     check(false, "one rank has too little memory");
   });

@@ -1,5 +1,5 @@
-// A rank of a pipeline is lost in every phase of a step, many times: killed, stopped, by exit(), by leaving, by an exception. All
-// other ranks end in time with an error that names it.
+// A rank of a pipeline is lost in every phase of a step, many times: killed, stopped, by exit(), by leaving, by an exception.
+// All other ranks end in time with an error that names it.
 //
 // SHOAL_TEST_SEED=n runs one case, SHOAL_TEST_SEEDS=n or first:n other cases than the default. A failure prints its seed.
 #include <array>
@@ -59,9 +59,8 @@ struct Case {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<std::uint64_t>(count)); };
     constexpr std::array kKinds{ScheduleKind::simple, ScheduleKind::one_f_one_b, ScheduleKind::eager_1f1b,
                                 ScheduleKind::interleaved, ScheduleKind::virtual_stages};
-    options = {.schedule = kKinds[static_cast<std::size_t>(below(kKinds.size()))],
-               .microbatches = kMicrobatches,
-               .timeout = kTimeout};
+    options = {
+        .schedule = kKinds[static_cast<std::size_t>(below(kKinds.size()))], .microbatches = kMicrobatches, .timeout = kTimeout};
     chunks = options.schedule == ScheduleKind::virtual_stages ? 2 : 1;
     ranks = chunks == 2 ? 2 + 2 * below(2) : 2 + below(3);  // virtual: a divisor of the microbatches
     victim = below(ranks);
@@ -184,7 +183,8 @@ TEST(PipelineSeries, LostRankIsNamedByAllOthers) {
     const Case what(seed);
     SCOPED_TRACE(what.text(seed));
     const bool dies = what.way.end == End::killed || what.way.end == End::stopped;
-    run_ranks(what.ranks, [&](Communicator& communicator) { train(communicator, what); }, dies ? what.victim : -1);
+    run_ranks(
+        what.ranks, [&](Communicator& communicator) { train(communicator, what); }, dies ? what.victim : -1);
   }
 }
 

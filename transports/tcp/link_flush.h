@@ -32,8 +32,9 @@ class LinkFlush {
   void excuse_tiles() noexcept { excused_ = window_.taken(); }
 
  private:
-  // How long to wait for the peer's acknowledgement once the data is in its kernel. A peer that waits for the data may need this
-  // long to get a core where ranks outnumber cores (50 ms: lost a damaged tile in 1 of 320 cases on a core with six others).
+  // How long to wait for the peer's acknowledgement once the data is in its kernel. A peer that waits for the data may need
+  // this long to get a core where ranks outnumber cores (50 ms: lost a damaged tile in 1 of 320 cases on a core with six
+  // others).
   static constexpr std::chrono::milliseconds kReadTimeout{200};
 
   [[nodiscard]] bool is_data_in_flight() const noexcept;

@@ -11,7 +11,8 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--pipeline", choices.pipeline,
       "train the network in a pipeline over the ranks, --batch images a step: simple, 1f1b, eager_1f1b, interleaved "
       "(default) or virtual");
-  add("--partitions", choices.partitions, "stages, each on ranks of its own; without --ddp times --tensor-parallel as many as there are ranks");
+  add("--partitions", choices.partitions,
+      "stages, each on ranks of its own; without --ddp times --tensor-parallel as many as there are ranks");
   add("--microbatches", choices.microbatches, "parts of a batch, which are in the pipeline at the same time (default: 1)");
   add("--chunks", choices.chunks, "with virtual: stages of each rank (default: 1)");
   add("--active-microbatches", choices.active_microbatches,
@@ -30,7 +31,8 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--placement", choices.placement_strategy,
       "which ranks make a pipeline: cluster (DPT; default), spread (TPD), or the letters in another order, the last of which "
       "varies fastest: D replica, P stage, T slice");
-  app.add_flag("--ddp", choices.ddp, "train a replica of the pipeline on each --partitions times --tensor-parallel ranks")->group("Pipeline");
+  app.add_flag("--ddp", choices.ddp, "train a replica of the pipeline on each --partitions times --tensor-parallel ranks")
+      ->group("Pipeline");
   add("--parallel", choices.parallel, "JSON file with these settings, under the names of SageMaker's library");
   add("--partition", choices.partition, "file of `shoal partition -o`: where the network is cut");
   add("--profile", choices.profile, "file of --profile-out; without it, rank 0 measures the network first");

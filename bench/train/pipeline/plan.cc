@@ -149,8 +149,8 @@ Status check_units(const pipeline::PartitionFile& file, const pipeline::Profile&
 
 /// The profile of rank 0. The ranks that share its layers measure with it.
 Result<pipeline::Profile> agreed_profile(const Job& job, const pipeline::Layout& layout, const PipelineSettings& settings,
-                                         const PipelineFiles& files, const models::ModelInfo& model, const data::Dataset& images,
-                                         const TrainOptions& options) {
+                                         const PipelineFiles& files, const models::ModelInfo& model,
+                                         const data::Dataset& images, const TrainOptions& options) {
   const bool reads = !options.parallel.profile.empty();
   const std::vector<int> measuring = reads ? std::vector<int>{0} : layout.group(0, pipeline::Axis::tensor);
   Result<std::string> own = std::string();

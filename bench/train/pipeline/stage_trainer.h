@@ -34,9 +34,9 @@ struct StageUse {
   double step_s = 0;
 };
 
-/// The stages of this rank, or its slices of them, its place in a pipeline and among the replicas of that. The rank of the first stage loads the
-/// images. Every rank makes the whole network and keeps its own stages, so that initial values are those of the network in one
-/// process. Collective: all ranks make the same calls in the same order. Thread rule: one thread.
+/// The stages of this rank, or its slices of them, its place in a pipeline and among the replicas of that. The rank of the
+/// first stage loads the images. Every rank makes the whole network and keeps its own stages, so that initial values are those
+/// of the network in one process. Collective: all ranks make the same calls in the same order. Thread rule: one thread.
 class StageTrainer {
  public:
   /// Everything must outlive the object. Errors: those of the parts and of the groups, on all ranks of a pipeline.
@@ -100,7 +100,7 @@ class StageTrainer {
   parallel::AllocationMeter meter_{at::kCPU};  // before everything that it counts
   std::vector<std::shared_ptr<parallel::Unit>> chunks_;
   std::shared_ptr<Stages> stages_;
-  parallel::LayerSlices::Group tensor_;       // null: layers are whole
+  parallel::LayerSlices::Group tensor_;        // null: layers are whole
   std::vector<parallel::SplitTensor> split_;   // of the network
   std::vector<parallel::SplitTensor> slices_;  // parameters in stages_, by their names there
   std::unique_ptr<Communicator> pipeline_;

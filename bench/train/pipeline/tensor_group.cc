@@ -9,7 +9,8 @@ namespace shoal::train {
 
 using pipeline::Axis;
 
-Result<parallel::LayerSlices::Group> make_tensor_group(const Job& job, const pipeline::Layout& layout, const std::string& name) {
+Result<parallel::LayerSlices::Group> make_tensor_group(const Job& job, const pipeline::Layout& layout,
+                                                       const std::string& name) {
   if (layout.size(Axis::tensor) == 1) return parallel::LayerSlices::Group();
   return make_group_of(job, layout.group(job.rank(), Axis::tensor), name);
 }
