@@ -43,6 +43,8 @@ nlohmann::json to_json(const PipelineResult& pipeline) {
           {"microbatches", pipeline.microbatches},
           {"replicas", pipeline.replicas},
           {"tensor_parallel", pipeline.tensor_parallel},
+          {"recompute", pipeline.recompute},
+          {"batch_norm", pipeline.batch_norm},
           {"bubble", or_null(pipeline.bubble)},
           {"bubble_predicted", pipeline.bubble_predicted},
           {"peak_bytes", pipeline.peak_bytes},

@@ -33,7 +33,9 @@ struct PipelineResult {
   int chunks = 1;
   int microbatches = 1;
   int replicas = 1;
-  int tensor_parallel = 1;                      ///< slices of a stage
+  int tensor_parallel = 1;  ///< slices of a stage
+  std::string recompute = {};
+  std::string batch_norm = {};
   std::optional<double> bubble = std::nullopt;  ///< the part of all ranks' time in which they do not compute; of measured steps
   double bubble_predicted = 0;                  ///< by replay() of the profile
   std::int64_t peak_bytes = 0;                  ///< of the rank with the most

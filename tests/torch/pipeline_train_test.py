@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 
 import numpy
@@ -10,6 +11,8 @@ import torch
 
 import reference_models
 import support
+from survival_test import rank_of
+from train_test import children_of
 
 BIN = os.path.join(support.BUILD, "bin")
 TRAIN = os.path.join(BIN, "shoal_train")
@@ -71,7 +74,7 @@ class TestPipelineTraining:
         row, done = self.train(*options, "--recompute", "where_needed", "--memory-limit-bytes", limit, "--batch-norm", "deferred", ranks=2,
                                steps=3)
         assert row["step_loss"] == kept["step_loss"], "bit for bit"
-        assert "stages that recompute: " in done.stdout
+        assert "stages that recompute: " in done.stdout and (row["recompute"], row["batch_norm"]) == ("where_needed", "deferred")
         assert row["peak_bytes_predicted"] <= int(limit) and row["peak_bytes"] < kept["peak_bytes"]
         for rank in row["pipeline_ranks"]:
             assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
@@ -154,6 +157,20 @@ class TestPipelineTraining:
                 file = manifest["files"][tensor["file"]]
                 part = dict(torch.load(self.path("saved/step-2/" + file["name"])))[tensor["name"]]
                 assert list(part.shape) == tensor["shape"] and torch.equal(part, content["shoal+next_forward/" + tensor["name"]])
+
+    def test_killed_rank_is_named_by_all(self):
+        command = (SHOAL, "run", "-n", "4", "--keep-going", "--", TRAIN, "--dataset", "synthetic", "--model", "shufflenet_v2_x0.5", "--threads",
+                   "1", "--block", "1", "--steps", "600", "--pipeline", "1f1b", "--partitions", "2", "--tensor-parallel", "2", "--batch", "4")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+            while "step 3/" not in job.stdout.readline():
+                assert job.poll() is None, job.stderr.read()
+            ranks = {rank_of(rank): rank for helper in children_of(job.pid) for rank in children_of(helper)}
+            os.kill(ranks[3], signal.SIGKILL)
+            _, complaints = job.communicate(timeout=60)
+        errors = re.findall(r"(?m)^shoal_train: pipeline of the ranks .*", complaints)
+        assert len(errors) == 3, complaints
+        for error in errors:
+            assert re.search(r"\bstep \d+: rank \d, stage \d: .*\brank 3 of the job\b", error), error
 
     def test_bad_input_names_option(self):
         self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")  # others: pipeline_plan_test.cc

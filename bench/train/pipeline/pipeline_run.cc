@@ -226,6 +226,8 @@ class PipelineRun {
                            .microbatches = plan_.config.microbatches,
                            .replicas = replicas(),
                            .tensor_parallel = plan_.layout.size(Axis::tensor),
+                           .recompute = std::string(to_string(plan_.config.recompute)),
+                           .batch_norm = std::string(to_string(plan_.config.batch_norm)),
                            .bubble_predicted = plan_.prediction.replay.bubble()};
     double busy_s = 0;
     double longest_s = 0;
