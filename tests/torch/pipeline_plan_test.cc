@@ -248,6 +248,9 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     refused([](auto& o) { o.parallel.recompute = "where_needed"; }, {"where_needed", "limit"});
     refused([&](auto& o) { o.parallel.recompute = job.rank() == 0 ? "none" : "all"; }, {"recompute", "none", "all"},
             StatusCode::mismatch);
+    Job on_device = job_of(communicator);
+    on_device.device = at::Device(at::kCUDA, 0);
+    check_refused(make_plan(on_device, model, files.images(), good).status(), StatusCode::unsupported, {"--device"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
     refused([](auto& o) { o.parallel.full_checkpoint = true; }, {"--full-checkpoint", "--checkpoint"});
     refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);

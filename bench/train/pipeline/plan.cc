@@ -23,10 +23,12 @@ using Json = nlohmann::ordered_json;
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
 /// What a pipeline of this program does not have.
-Status check_options(const TrainOptions& options) {
+Status check_options(const Job& job, const TrainOptions& options) {
   const bool is_shoal = options.replicas.size() == 1 && options.replicas.front().backend == "shoal";
   if (!is_shoal) return invalid("a pipeline runs over shoal only: train with --backend shoal alone");
   if (options.accumulate > 1) return invalid("--accumulate is for training without a pipeline: use --microbatches");
+  if (!job.device.is_cpu())
+    return {StatusCode::unsupported, "--device cuda is not supported with a pipeline yet: use --device cpu"};
   if (options.survives()) return invalid("--on-failure shrink: a pipeline cannot continue without a stage");
   const auto unsupported = [](const char* option) {
     return Status(StatusCode::unsupported, std::string(option) + " is not supported with a pipeline yet: omit it");
@@ -94,7 +96,7 @@ Result<PipelineSettings> agreed_settings(const Job& job, const TrainOptions& opt
   if (!text.ok()) return text.status();
   const Json parts = Json::parse(*text);
   files = {parts[0].get<std::string>(), parts[1].get<std::string>(), parts[2].get<std::string>()};
-  Status refusal = check_options(options);
+  Status refusal = check_options(job, options);
   Result<PipelineSettings> settings = refusal.ok() ? make_settings(options.parallel, files) : refusal;
   const Json mine = settings.ok() ? all_settings(*settings, options) : Json::object();
   if (Status status = agree_on_settings(job, mine, settings.status()); !status.ok()) return status;

@@ -41,9 +41,10 @@ c10::intrusive_ptr<c10::ivalue::Future> ReplicaReduction::start(c10d::GradBucket
 void ReplicaReduction::begin_step(std::int64_t images) {
   for (const auto& average : averages_) average->before_forward();
   bytes_ = 0;
-  std::vector<at::Tensor> mine{at::scalar_tensor(images, at::kLong).reshape({1})};
+  const at::TensorOptions options = at::TensorOptions(at::kLong).device(chunks_.front()->parameters().front().device());
+  std::vector<at::Tensor> mine{at::full({1}, images, options)};
   std::vector<std::vector<at::Tensor>> all(1);
-  for (int replica = 0; replica < replicas_->getSize(); ++replica) all[0].push_back(at::empty({1}, at::kLong));
+  for (int replica = 0; replica < replicas_->getSize(); ++replica) all[0].push_back(at::empty({1}, options));
   images_ = all[0];
   in_flight_.push_back(replicas_->allgather(all, mine));
 }

@@ -9,16 +9,28 @@
 namespace shoal::parallel {
 namespace {
 
+/// That of the first parameter; the CPU if there is none.
+at::Device stage_device(const std::vector<std::shared_ptr<Unit>>& chunks) {
+  for (const std::shared_ptr<Unit>& chunk : chunks) {
+    if (chunk == nullptr) continue;
+    const std::vector<at::Tensor> parameters = chunk->parameters();
+    if (!parameters.empty()) return parameters.front().device();
+  }
+  return at::kCPU;
+}
+
 /// What is wrong with the units of a rank, or "".
 std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks) {
   if (chunks.empty()) return "no stage; pass at least one unit";
+  const at::Device device = stage_device(chunks);
   std::map<void*, std::string> owners;
   for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) {
     if (chunks[chunk] == nullptr) return "chunk " + std::to_string(chunk) + " is null; pass a unit";
     for (const auto& named : chunks[chunk]->named_parameters()) {
       const std::string name = "chunk " + std::to_string(chunk) + "'s " + named.key();
-      if (!named.value().device().is_cpu()) {
-        return c10::str("the parameter ", name, " is on ", named.value().device(), "; a pipeline runs on the CPU so far");
+      if (named.value().device() != device) {
+        return c10::str("the parameter ", name, " is on ", named.value().device(), ", the first one on ", device,
+                        "; a rank needs its stages on one device");
       }
       const auto [owner, is_new] = owners.try_emplace(named.value().unsafeGetTensorImpl(), name);
       if (!is_new) return "the parameters " + owner->second + " and " + name + " are the same; tied stages are not supported";
@@ -61,13 +73,10 @@ StepHeader header_of(StepKind kind, const at::Tensor& images, const at::Tensor& 
   StepHeader header;
   try {
     TORCH_CHECK_VALUE(images.defined(), "the images are undefined on rank 0");
-    TORCH_CHECK_VALUE(images.device().is_cpu(), "the images are on ", images.device(), "; a pipeline runs on the CPU so far");
     header.image = layout_of(images);
     header.batch = images.size(0);
     TORCH_CHECK_VALUE(header.batch > 0, "a batch of 0 images");
     if (targets.defined()) {
-      TORCH_CHECK_VALUE(targets.device().is_cpu(), "the targets are on ", targets.device(),
-                        "; a pipeline runs on the CPU so far");
       header.target = layout_of(targets);
       TORCH_CHECK_VALUE(targets.size(0) == header.batch, targets.size(0), " targets for ", header.batch, " images");
     }
@@ -185,6 +194,7 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       actions,
                       chunks_,
                       recomputes_,
+                      stage_device(chunks_),
                       images,
                       targets,
                       header.target,

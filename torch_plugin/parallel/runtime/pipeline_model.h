@@ -41,7 +41,8 @@ namespace shoal::parallel {
 /// and the communicator is closed. Later calls throw c10::ValueError with the first error. Gradients are incomplete after an
 /// error.
 ///
-/// Tensors on the CPU. Thread rule: one thread.
+/// A rank computes on the device of its parameters, all on one, which may be another one on each rank. Activations and
+/// gradients travel through host memory, results are on the CPU; images and targets may be anywhere. Thread rule: one thread.
 class PipelineModel {
  public:
   /// Collective. `communicator` must outlive the object. Throws c10::ValueError with the same text on every rank for wrong or

@@ -24,9 +24,9 @@ int kind_of(const Action& action) {
   return action.op == ActionOp::send_activation || action.op == ActionOp::recv_activation ? kActivation : kGradient;
 }
 
-/// The values of `tensor` in one block of memory, without its graph.
+/// The values of `tensor` in one block of host memory, without its graph.
 at::Tensor dense_form(const at::Tensor& tensor, at::MemoryFormat format) {
-  return tensor.detach().resolve_conj().resolve_neg().contiguous(format);  // no copy where it is so already
+  return tensor.detach().resolve_conj().resolve_neg().contiguous(format).to(at::kCPU);  // no copy where it is so already
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ void StepRun::run_all() {
   const int first = task_.shape.rank_of(0);
   const int last = task_.shape.rank_of(task_.shape.stages() - 1);
   const bool has_labels = task_.trains && task_.target_layout.is_tensor();
-  if (place_.rank == first) targets_ = task_.targets;
+  if (place_.rank == first && task_.targets.defined()) targets_ = task_.targets.to(task_.device);
   if (has_labels && first != last) {
     place_.action = "moving the targets from the first to the last stage";
     if (place_.rank == first) messages_.send_labels(task_.targets, last);
@@ -110,10 +110,10 @@ void StepRun::run_action(const Action& action) {
   Held& held = this->held(action.stage, action.microbatch);
   switch (action.op) {
     case ActionOp::recv_activation:
-      held.input = messages_.receive(action);
+      held.input = messages_.receive(action).to(task_.device);
       return;
     case ActionOp::recv_gradient:
-      held.output_gradient = messages_.receive(action);
+      held.output_gradient = messages_.receive(action).to(task_.device);
       return;
     case ActionOp::forward:
     case ActionOp::backward:
@@ -148,7 +148,9 @@ bool StepRun::recomputes(int stage) const {
 at::Tensor StepRun::input_of(const Action& action) {
   const Microbatches& microbatches = task_.microbatches;
   if (action.stage == 0) {
-    return task_.images.narrow(0, microbatches.begin(action.microbatch), microbatches.size(action.microbatch)).detach();
+    const at::Tensor images =
+        task_.images.narrow(0, microbatches.begin(action.microbatch), microbatches.size(action.microbatch));
+    return images.detach().to(task_.device);
   }
   at::Tensor input = held(action.stage, action.microbatch).input;
   if (is_here(action.stage - 1)) input = held(action.stage - 1, action.microbatch).output.detach();
@@ -209,14 +211,14 @@ void StepRun::forward(const Action& action) {
   held.input.reset();
   if (is_here(action.stage - 1)) held_.erase({action.stage - 1, action.microbatch});
   if (!is_last(action.stage)) return;
-  results_.push_back(held.output);
+  results_.push_back(held.output.to(at::kCPU));
   held_.erase({action.stage, action.microbatch});
 }
 
 at::Tensor StepRun::scaled_loss(const at::Tensor& output, int microbatch) {
   place_.action = "loss";
   const bool waits = task_.target_layout.is_tensor() && !targets_.defined();
-  if (waits) targets_ = messages_.labels();
+  if (waits) targets_ = messages_.labels().to(task_.device);
   const Microbatches& microbatches = task_.microbatches;
   const at::Tensor target =
       targets_.defined() ? targets_.narrow(0, microbatches.begin(microbatch), microbatches.size(microbatch)) : targets_;
