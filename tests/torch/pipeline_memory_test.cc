@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/torch/pipeline_ranks.h"
+#include "tests/torch/pipeline_devices.h"
 #include "torch_plugin/parallel/chain/chain.h"
 
 namespace shoal::parallel::pipeline_testing {
@@ -34,8 +34,6 @@ void limit_memory(std::int64_t bytes) {
   const rlimit limit{most, most};
   check(setrlimit(RLIMIT_DATA, &limit) == 0, "setrlimit(RLIMIT_DATA)");
 }
-
-at::Tensor square_error(const at::Tensor& output, const at::Tensor& target) { return ::torch::mse_loss(output, target); }
 
 /// Trains this rank's part of the chain. Returns the losses of the steps.
 std::vector<double> train(Communicator& communicator) {
