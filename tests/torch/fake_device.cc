@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -338,6 +339,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override { return kDevices; }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
+  // at::manual_seed() asks for it.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
+    static const at::Generator generator = at::detail::createCPUGenerator();
+    return generator;
+  }
 };
 
 DeviceAllocator device_allocator;
