@@ -77,9 +77,8 @@ std::string CallReports::late(const StragglerDetector::Verdict& verdict, Time no
   add("waiting in turn", verdict.waiting);
   std::vector<int> late = verdict.absent;
   late.insert(late.end(), verdict.slow.begin(), verdict.slow.end());
-  if (late.size() == 1) report += chain_of_waits(late[0], now);
-  for (std::size_t i = 0; late.size() > 1 && i < std::min(late.size(), kMostWhereabouts); ++i)
-    report += whereabouts(late[i], now);
+  for (std::size_t i = 0; i < std::min(late.size(), kMostWhereabouts); ++i)
+    report += late.size() == 1 ? chain_of_waits(late[i], now) : whereabouts(late[i], now);
   return report.empty() ? "; all data has arrived, but peers have not taken all data of this rank" : report;
 }
 

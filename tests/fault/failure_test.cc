@@ -410,7 +410,8 @@ TEST_P(Fault, YoungerCallWithEarlierDeadlineWarns) {
   EXPECT_THAT(lines, Contains(AllOf(StartsWith("shoal: rank 0"), Mentions("call 2", "barrier"), ContainsRegex("[0-9.]+ s"))));
 }
 
-// Each rank receives from the next one; the last is somewhere else.
+// Each rank receives from the next one; the last is somewhere else. Each also has an older receive in flight, for which no
+// thread waits.
 TEST_P(Fault, MessageWaitNamesEndOfChain) {
   for (const int ranks : {4, 7}) {
     const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
@@ -419,9 +420,12 @@ TEST_P(Fault, MessageWaitNamesEndOfChain) {
       if (!made.ok()) return made.status().to_string();
       CallOptions options;
       options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 15000);
+      if (rank == size - 1) return (*made)->barrier(options).to_string();
       int number = 0;
-      const Status status =
-          rank == size - 1 ? (*made)->barrier(options) : (*made)->recv(&number, 1, DataType::int32, rank + 1, 0, options);
+      int later = 0;
+      auto ahead = (*made)->recv_async(&later, 1, DataType::int32, size - 1, 9, options);
+      const Status status = (*made)->recv(&number, 1, DataType::int32, rank + 1, 0, options);
+      if (ahead.ok()) static_cast<void>(ahead->wait());  // until then the call may use the buffer
       return status.to_string();
     });
     EXPECT_THAT(outcomes[0].output, StartsWith("timeout: ")) << ranks;
