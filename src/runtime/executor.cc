@@ -68,6 +68,7 @@ void Executor::post_late(Operation* operation) {
 void Executor::run(Operation* operation) {
   if (CallGroup::open()) return CallGroup::add(operation, true);
   operation->add_reference();
+  operation->set_awaited();
   if (!engine()->try_run(operation)) engine()->post({&operation, 1});
   wait_to_the_end(operation);
 }
