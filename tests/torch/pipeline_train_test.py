@@ -44,7 +44,8 @@ class TestPipelineTraining:
             return json.load(opened)["results"][0], done
 
     def refused(self, facts, *arguments):
-        done = subprocess.run([TRAIN, "--dataset", "synthetic", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        command = [TRAIN, "--dataset", "synthetic", "--threads", "1", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 1, done.stdout + done.stderr
         for fact in facts:
             assert re.search(fact, done.stderr), done.stderr
@@ -166,7 +167,7 @@ class TestPipelineTraining:
                 assert job.poll() is None, job.stderr.read()
             ranks = {rank_of(rank): rank for helper in children_of(job.pid) for rank in children_of(helper)}
             os.kill(ranks[3], signal.SIGKILL)
-            _, complaints = job.communicate(timeout=60)
+            _, complaints = job.communicate(timeout=240)
         errors = re.findall(r"(?m)^shoal_train: .*", complaints)
         assert len(errors) == 3, complaints
         for error in errors:
