@@ -11,7 +11,9 @@
 #include "torch_plugin/parallel/batch_norm/batch_norm_layers.h"
 #include "torch_plugin/parallel/batch_norm/channel_moments.h"
 #include "torch_plugin/parallel/batch_norm/deferred_statistics.h"
+#include "torch_plugin/parallel/batch_norm/fewest_values.h"
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/runtime/few_values.h"
 
 namespace shoal::parallel::pipeline_testing {
 namespace {
@@ -207,6 +209,27 @@ TEST(BatchNormValues, OneValueIsAnErrorThatSaysWhatToDo) {
           model.step(::torch::ones({1, 6}), make_targets(1, 0), cross_entropy);
         },
         {"unit '1'", "microbatch 0", "2 images"});
+  });
+}
+
+TEST(BatchNormValues, AreKnownBeforeTheFirstStep) {
+  run_ranks(1, [](Communicator&) {
+    const nn::Sequential model(nn::Conv2d(3, 4, 3), nn::BatchNorm2d(4), nn::Conv2d(4, 4, 3), nn::BatchNorm2d(4));
+    const Chain chain = *Chain::of(model);
+    const auto of_edge = [&](std::int64_t edge) { return **fewest_values(chain, ::torch::zeros({2, 3, edge, edge})); };
+    check(of_edge(6).unit == "3" && of_edge(6).for_each_image == 4, "the last layer has a map of 2 x 2");
+    check(check_values(of_edge(6), {3, 3}).ok(), "an image is enough");
+    check(check_values(of_edge(5), {6, 3}).ok(), "two images are enough");
+    check_equal(model->named_buffers()["1.running_mean"], ::torch::zeros({4}), "statistics");
+    const auto refused = [&](const Microbatches& microbatches, const std::vector<std::string>& facts) {
+      const Status status = check_values(of_edge(5), microbatches);
+      check(status.code() == StatusCode::invalid_argument && shoal::testing::mentions_all(status.message(), facts),
+            "\"" + facts.back() + "\" and more in: " + status.message());
+    };
+    refused({7, 4}, {"unit '3'", "1 image", "m at most 3", "7 images"});
+    refused({1, 4}, {"unit '3'", "1 image", "2 images"});
+    const nn::Sequential plain(nn::Linear(2, 2));
+    check(!fewest_values(*Chain::of(plain), ::torch::zeros({2, 2}))->has_value(), "there is none");
   });
 }
 

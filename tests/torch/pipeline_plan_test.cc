@@ -270,6 +270,29 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     TrainOptions many = good;
     many.parallel.microbatches = many.batch + 1;
     check(make_plan(job, model, files.images(), many).ok(), "more microbatches than images are one each");
+    // At 8 x 8 pixels the maps of conv4_1 have one.
+    data::Dataset small = files.images();
+    small.height = small.width = 8;
+    for (const bool reads : {true, false}) {
+      for (const char* const statistics : {"microbatch", "deferred"}) {
+        TrainOptions few = good;
+        few.parallel.batch_norm = statistics;
+        if (!reads) few.parallel.profile.clear();
+        few.batch = 7;
+        few.parallel.microbatches = 4;
+        check_refused(make_plan(job, model, small, few).status(), StatusCode::invalid_argument,
+                      {"unit 'conv4_1'", "1 image", "m at most 3", "7 images"});
+      }
+    }
+    TrainOptions whole = good;
+    whole.batch = 8;
+    whole.parallel.microbatches = 4;
+    check(make_plan(job, model, small, whole).ok(), "two images");
+    small.labels.resize(33);
+    check_refused(make_plan(job, model, small, whole).status(), StatusCode::invalid_argument,
+                  {"unit 'conv4_1'", "1 image", "at the end of an epoch 1"});
+    whole.steps = 4;
+    check(make_plan(job, model, small, whole).ok(), "the end of an epoch is not reached");
   });
 }
 

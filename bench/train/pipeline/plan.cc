@@ -108,19 +108,34 @@ int optimizer_states(const TrainOptions& options) {
   return 2;  // adadelta and adam
 }
 
+/// The sizes that steps have: those of a whole batch, and of the last step of an epoch, if that has fewer images and this run
+/// comes to it.
+std::vector<parallel::Microbatches> steps_of(const pipeline::Config& config, int replicas, const data::Dataset& images,
+                                             const TrainOptions& options) {
+  std::vector<parallel::Microbatches> steps{parallel::Microbatches(options.batch, config.microbatches)};
+  const auto batch = static_cast<std::size_t>(options.batch);
+  const std::size_t share = (images.size() + static_cast<std::size_t>(replicas) - 1) / static_cast<std::size_t>(replicas);
+  const bool ends_before = options.steps > 0 && static_cast<std::size_t>(options.steps) <= share / batch;
+  if (share % batch > 0 && !ends_before) steps.emplace_back(static_cast<std::int64_t>(share % batch), config.microbatches);
+  return steps;
+}
+
 /// The profile of the file if there is one, checked; else a new one of the network that `group` shares. On rank 0; on the other
 /// ranks of `group` to measure with it.
 Result<std::string> profile_text(const PipelineSettings& settings, const PipelineFiles& files, const models::ModelInfo& model,
-                                 const data::Dataset& images, const TrainOptions& options,
+                                 const data::Dataset& images, const TrainOptions& options, int replicas,
                                  const parallel::LayerSlices::Group& group) {
-  const std::int64_t microbatch = (options.batch + settings.config.microbatches - 1) / settings.config.microbatches;
   const bool measures = options.parallel.profile.empty();
-  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, microbatch, measures, group);
+  UnitsRequest request{.measures = measures, .group = group, .steps = steps_of(settings.config, replicas, images, options)};
+  const std::int64_t microbatch = request.microbatch = request.steps.front().size(0);
+  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, request);
   if (!expected.ok()) {
     const Status& status = expected.status();
+    const std::string last =
+        request.steps.size() > 1 ? ", at the end of an epoch " + std::to_string(request.steps[1].batch()) : "";
     return Status(status.code(), status.message() + " (microbatches of " + std::to_string(microbatch) + " images: --batch " +
-                                     std::to_string(options.batch) + " in " + std::to_string(settings.config.microbatches) +
-                                     ")");
+                                     std::to_string(options.batch) + last + ", --microbatches " +
+                                     std::to_string(settings.config.microbatches) + ")");
   }
   if (measures) return pipeline::to_json(*expected);
   const Result<pipeline::Profile> read = pipeline::parse_profile(files.profile, options.parallel.profile);
@@ -159,7 +174,9 @@ Result<pipeline::Profile> agreed_profile(const Job& job, const pipeline::Layout&
   if (std::ranges::find(measuring, job.rank()) != measuring.end()) {
     const Result<parallel::LayerSlices::Group> group =
         reads ? parallel::LayerSlices::Group() : make_tensor_group(job, layout, "profile");
-    own = group.ok() ? profile_text(settings, files, model, images, options, *group) : Result<std::string>(group.status());
+    const int replicas = layout.size(pipeline::Axis::replica);
+    own = group.ok() ? profile_text(settings, files, model, images, options, replicas, *group)
+                     : Result<std::string>(group.status());
   }
   const Result<std::string> text = parallel::text_of_rank_0(*job.control, own);
   if (!text.ok()) return text.status();
