@@ -102,10 +102,8 @@ TEST(CheckpointManifest, SlicesMakeEachTensorOnce) {
 
 /// Forked ranks with a folder that is deleted afterwards.
 void run_ranks_with_folder(int ranks, const std::function<void(Communicator&, const std::string&)>& body) {
-  std::string folder = (fs::temp_directory_path() / "shoal-checkpoint-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  run_ranks(ranks, [&](Communicator& all) { body(all, folder + "/saved"); });
-  fs::remove_all(folder);
+  const Folder folder;
+  run_ranks(ranks, [&](Communicator& all) { body(all, folder.path() + "/saved"); });
 }
 
 constexpr int kUnits = 4;

@@ -1,5 +1,4 @@
 // The settings of shoal_train's pipelines: options, files, what the ranks agree on, and what they refuse.
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@ namespace {
 
 using parallel::text_of_rank_0;
 using parallel::pipeline_testing::check;
+using parallel::pipeline_testing::Folder;
 using parallel::pipeline_testing::run_ranks;
 using shoal::testing::mentions_all;
 
@@ -188,19 +188,6 @@ class PlanFiles {
   bool writes_;
   data::Dataset images_;
   pipeline::Profile profile_;
-};
-
-/// A folder that is there as long as the object.
-class Folder {
- public:
-  Folder() { EXPECT_NE(mkdtemp(path_.data()), nullptr); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = (std::filesystem::temp_directory_path() / "shoal-plan-XXXXXX").string();
 };
 
 TEST(PipelinePlan, IsEqualOnAllRanks) {
