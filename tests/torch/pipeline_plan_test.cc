@@ -208,6 +208,24 @@ TEST(PipelinePlan, IsEqualOnAllRanks) {
     check(plan->layout.position(job.rank()) == pipeline::Position{job.rank() % 2, job.rank() / 2, 0}, "spread placement");
     check(plan->partition.cuts() == pipeline::partition(files.profile(), plan->request)->cuts(), "the best cuts");
     check(plan->request.rules.optimizer_states == 1, "momentum is a state");
+    const pipeline::Link& measured = plan->request.rules.link;
+    check(measured.latency_us > 0 && measured.bytes_per_us.value_or(0) > 0, "the link is measured");
+    options.parallel.optimize = "speed";
+    options.parallel.link_latency_us = 7;
+    options.parallel.link_bytes_per_us = 0.25;
+    // Of the first units only the third has a small output.
+    pipeline::Profile small = files.profile();
+    small.units[2].output_bytes = 1;
+    options.parallel.profile = files.write("small.json", pipeline::to_json(small));
+    const auto given = make_plan(job, model, files.images(), options);
+    check(given.ok(), given.status().to_string());
+    const pipeline::Link& link = given->request.rules.link;
+    check(link.latency_us == 7 && link.bytes_per_us == 0.25, "the link is given");
+    check(given->partition.cuts() == std::vector<int>{3}, "the cut is where little crosses");
+    options.parallel.link_bytes_per_us.reset();
+    const auto half = make_plan(job, model, files.images(), options);
+    check(half.ok() && half->request.rules.link.latency_us == 7 && half->request.rules.link.bytes_per_us.value_or(0) > 0,
+          "the rate is measured");
     check(plan->stages_at(1) == std::vector<int>{1}, "stages");
   });
 }
@@ -238,6 +256,8 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     Job on_device = job_of(communicator);
     on_device.device = at::Device(at::kCUDA, 0);
     check_refused(make_plan(on_device, model, files.images(), good).status(), StatusCode::unsupported, {"--device"});
+    refused([&](auto& o) { o.parallel.link_latency_us = job.rank(); }, {"link_latency_us", "rank 1"}, StatusCode::mismatch);
+    refused([](auto& o) { o.parallel.link_bytes_per_us = -1; }, {"link", "-1"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
     refused([](auto& o) { o.parallel.full_checkpoint = true; }, {"--full-checkpoint", "--checkpoint"});
     refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);

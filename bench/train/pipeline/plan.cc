@@ -10,6 +10,7 @@
 
 #include "bench/train/model_profile.h"
 #include "bench/train/pipeline/exchange.h"
+#include "bench/train/pipeline/link.h"
 #include "bench/train/pipeline/settings.h"
 #include "bench/train/pipeline/tensor_group.h"
 #include "src/pipeline/partition_file.h"
@@ -56,6 +57,8 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;
   for (const pipeline::Axis axis : config.placement) all["placement"].push_back(static_cast<int>(axis));
   if (options.parallel.clip_norm) all["clip_norm"] = *options.parallel.clip_norm;
+  if (options.parallel.link_latency_us) all["link_latency_us"] = *options.parallel.link_latency_us;
+  if (options.parallel.link_bytes_per_us) all["link_bytes_per_us"] = *options.parallel.link_bytes_per_us;
   all["partition"] = options.parallel.partition;
   all["profile"] = options.parallel.profile;
   all.update(Json{{"model", options.model},
@@ -191,6 +194,15 @@ Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline
   return pipeline::partition_at(profile, request, settings.partition->cuts, settings.partition->recomputes);
 }
 
+std::string link_origin(const PipelineChoices& choices) {
+  const bool latency = choices.link_latency_us.has_value();
+  const bool rate = choices.link_bytes_per_us.has_value();
+  if (latency && rate) return "that of --link-latency-us and --link-bytes-per-us";
+  return std::string("measured between the ranks") + (latency ? "; its latency is that of --link-latency-us"
+                                                      : rate  ? "; its rate is that of --link-bytes-per-us"
+                                                              : "");
+}
+
 void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, const TrainOptions& options) {
   std::fputs(pipeline::partition_table(plan.profile, plan.request, plan.partition, plan.prediction).c_str(), stdout);
   std::vector<std::string> notes = pipeline::notes(plan.config.shape());
@@ -199,6 +211,7 @@ void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, cons
     notes.push_back("the partition was made for " + std::string(to_string(settings.partition->shape.kind)) + " with " +
                     std::to_string(settings.partition->shape.microbatches) + " microbatches");
   }
+  if (plan.config.partitions > 1) notes.push_back("the link between stages is " + link_origin(options.parallel));
   if (plan.config.tensor_parallel_degree > 1 && !options.parallel.profile.empty())
     notes.push_back(options.parallel.profile + " is of the unsplit network: stages need less than it predicts");
   for (const std::string& note : notes) std::printf("note: %s\n", note.c_str());
@@ -224,6 +237,9 @@ Result<PipelinePlan> make_plan(const Job& job, const models::ModelInfo& model, c
   if (!profile.ok()) return profile.status();
   pipeline::CostRules rules;
   rules.optimizer_states = optimizer_states(options);
+  const Result<pipeline::Link> link = find_link(*job.control, *layout, settings->config.chunks > 1, options.parallel);
+  if (!link.ok()) return link.status();
+  rules.link = *link;
   pipeline::PartitionRequest request = settings->config.request(rules);
   Result<pipeline::Partition> partition = cut(*settings, *profile, request, options.parallel.partition);
   if (!partition.ok()) return partition.status();
