@@ -30,6 +30,15 @@ std::string describe_decider(const Partition& partition, const std::vector<std::
                      partition.value, number(decider), number(slowest));
 }
 
+/// What the times of stages count for a message over a cut.
+std::string describe_link(const CostRules& rules) {
+  const Link& link = rules.link;
+  if (link.latency_us == 0 && !link.bytes_per_us) return "messages between stages take no time";
+  std::string text = fmt::format("a message between stages takes {:.1f} us", link.latency_us);
+  if (link.bytes_per_us) text += fmt::format(" and 1 us for each {:.1f} bytes", *link.bytes_per_us);
+  return text + (rules.overlaps ? ", while the stages compute" : "");
+}
+
 struct Row {
   std::string name;
   Prediction prediction;
@@ -59,6 +68,7 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
       fmt::format("{} units in {} stages for {} with {} microbatches, optimized for {}\n", names.size(),
                   partition.stages.size(), to_string(shape.kind), shape.microbatches, to_string(partition.objective));
   const auto out = std::back_inserter(text);
+  if (partition.stages.size() > 1) fmt::format_to(out, "{}\n", describe_link(request.rules));
   fmt::format_to(out, "{:>5} {:<{}} {:>5} {:>12} {:>7} {:>14} {:>5} {:>14}\n", "stage", "first unit", width, "units", "time us",
                  "share", "bytes", "held", "bytes at cut");
   for (std::size_t i = 0; i < partition.stages.size(); ++i) {

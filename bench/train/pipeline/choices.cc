@@ -36,6 +36,9 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--parallel", choices.parallel, "JSON file with these settings, under the names of SageMaker's library");
   add("--partition", choices.partition, "file of `shoal partition -o`: where the network is cut");
   add("--profile", choices.profile, "file of --profile-out; without it, rank 0 measures the network first");
+  add("--link-latency-us", choices.link_latency_us,
+      "what the partition counts for a message between stages (default: measured between the ranks at the start)");
+  add("--link-bytes-per-us", choices.link_bytes_per_us, "the rate of these messages (default: measured likewise)");
   add("--clip-norm", choices.clip_norm, "scale gradients of a larger norm, over all stages, down to this one")
       ->check(CLI::PositiveNumber);
   app.add_flag("--full-checkpoint", choices.full_checkpoint,
