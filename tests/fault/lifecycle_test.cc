@@ -345,14 +345,13 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
         const auto abort_now = [&] {
           board.mark_ns.store(now_ns());
           c.abort("the loss is not a number");
-          board.returned.store(1);
         };
         const auto later = std::chrono::milliseconds(60);
-        if (c.rank() == 3) {  // gets the error in its next call
+        if (c.rank() == 3) {  // gets the error in its next call: a call while others wait would disagree with theirs
           std::this_thread::sleep_for(later);
           if (!other_thread) abort_now();
           const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-          while (board.returned.load() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
+          while (board.returned.load() < 3 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
           return c.barrier();
         }
         if (c.rank() == 0 && other_thread) {
@@ -362,6 +361,7 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
           });
         }
         const Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+        board.returned.fetch_add(1);
         if (aborter.joinable()) aborter.join();
         return status;
       });
