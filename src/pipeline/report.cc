@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <utility>
 
+#include "src/pipeline/rank_search.h"
 #include "src/pipeline/schedule.h"
 
 namespace shoal::pipeline {
 namespace {
 
-std::string describe_decider(const Partition& partition, const std::vector<std::string>& names) {
+std::string describe_decider(const Partition& partition, const std::vector<std::string>& names, int ranks) {
   const bool by_time = partition.objective == Objective::speed;
   const auto decider = by_time ? std::ranges::max_element(partition.stages, {}, &Stage::time_us)
                                : std::ranges::max_element(partition.stages, {}, &Stage::bytes);
@@ -21,6 +23,14 @@ std::string describe_decider(const Partition& partition, const std::vector<std::
   if (by_time) {
     return fmt::format("stage {} (from '{}') decides: {:.1f} us for a microbatch, {:.1f} of them messages", number(slowest),
                        first_name(slowest), slowest->time_us, slowest->time_us - slowest->compute_us);
+  }
+  if (partition.objective == Objective::memory && ranks < static_cast<int>(partition.stages.size())) {
+    std::vector<std::int64_t> bytes;
+    for (const Stage& stage : partition.stages) bytes.push_back(stage.bytes);
+    const std::vector<std::int64_t> of_ranks = bytes_of_ranks(bytes, ranks);
+    const auto largest = std::ranges::max_element(of_ranks);
+    return fmt::format("rank {} decides: {} bytes in its {} stages", largest - of_ranks.begin(), *largest,
+                       static_cast<int>(partition.stages.size()) / ranks);
   }
   if (partition.objective == Objective::memory) {
     return fmt::format("stage {} (from '{}') decides: {} bytes with {} microbatches", number(decider), first_name(decider),
@@ -83,7 +93,7 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
   }
   if (!recomputing.empty()) fmt::format_to(out, "stages that recompute: {}\n", recomputing);
   fmt::format_to(out, "predicted step: {:.1f} us, bubble {:.1f} %\n{}\n", microseconds(prediction.replay.step_ps),
-                 100 * prediction.replay.bubble(), describe_decider(partition, names));
+                 100 * prediction.replay.bubble(), describe_decider(partition, names, shape.ranks));
   return text;
 }
 

@@ -21,7 +21,7 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
       "ranks that share each stage: each has a slice of its layers (default: 1)");
   add("--optimize", choices.optimize, "what the partition is best for: memory (default), speed, or weighted");
   add("--memory-weight", choices.memory_weight, "weight of memory against time, from 0 (speed) to 1 (memory)");
-  add("--memory-limit-bytes", choices.memory_limit_bytes, "no stage may need more");
+  add("--memory-limit-bytes", choices.memory_limit_bytes, "no rank may need more");
   add("--recompute", choices.recompute,
       "which stages keep their inputs only and repeat the forward before the backward: none (default), all, or "
       "where_needed, to meet --memory-limit-bytes");
