@@ -13,13 +13,14 @@
 #include "bench/train/machine.h"
 #include "bench/train/report.h"
 #include "torch_plugin/parallel/batch_norm/fewest_values.h"
+#include "torch_plugin/parallel/chain/probe.h"
 #include "torch_plugin/parallel/profiler/profiler.h"
 #include "torch_plugin/parallel/runtime/few_values.h"
 
 namespace shoal::train {
 namespace {
 
-constexpr std::int64_t kImagesOfCheck = 2;  // fewest_values() needs as many
+constexpr std::int64_t kImagesOfCheck = 2;  // batch normalisation needs as many
 
 /// The processor and how many of its cores this process may use; a profile from another machine is of little use.
 std::string machine_of_profile() {
@@ -53,12 +54,15 @@ Status check_steps(const parallel::Chain& chain, const at::Tensor& images, const
   return {};
 }
 
-/// Names and sizes.
-pipeline::Profile unmeasured(const parallel::Chain& chain) {
+/// Names, sizes, and what the units return for `images`.
+Result<pipeline::Profile> unmeasured(const parallel::Chain& chain, const at::Tensor& images) {
+  const auto outputs = parallel::probe(chain, images);
+  if (!outputs.ok()) return outputs.status();
   pipeline::Profile profile;
   for (const parallel::Part& part : chain.units()) {
     pipeline::Unit unit;
     unit.name = part.name;
+    unit.output_shape = (*outputs)[profile.units.size()].shape;
     for (const auto& [name, parameter] : part.parameters()) {
       unit.parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
       profile.dtype = c10::getDtypeNames(parameter.scalar_type()).first;
@@ -83,13 +87,11 @@ Result<pipeline::Profile> describe_units(at::Device device, const models::ModelI
     return at::randn({count, images.channels, images.height, images.width}).to(device);
   };
   if (Status status = check_steps(*chain, random_images(kImagesOfCheck), request.steps); !status.ok()) return status;
-  pipeline::Profile profile = unmeasured(*chain);
-  if (request.measures) {
-    // Times do not depend on the values.
-    Result<pipeline::Profile> measured = parallel::profile(*chain, random_images(request.microbatch));
-    if (!measured.ok()) return measured.status();
-    profile = *std::move(measured);
-  }
+  // Times do not depend on the values.
+  Result<pipeline::Profile> described = request.measures ? parallel::profile(*chain, random_images(request.microbatch))
+                                                         : unmeasured(*chain, random_images(kImagesOfCheck));
+  if (!described.ok()) return described.status();
+  pipeline::Profile profile = *std::move(described);
   profile.model = info.name;
   profile.classes = images.classes;
   profile.channels = images.channels;

@@ -25,7 +25,7 @@ Status write_profile(const Job& job, const models::ModelInfo& model, const data:
 /// What is asked of the units of a network.
 struct UnitsRequest {
   std::int64_t microbatch = 0;                     ///< images for which they cost what they cost
-  bool measures = true;                            ///< else names and sizes only
+  bool measures = true;                            ///< else names, sizes and shapes only
   parallel::LayerSlices::Group group = {};         ///< of the ranks that share layers; null: they are whole
   std::vector<parallel::Microbatches> steps = {};  ///< of the training, which batch normalisations must allow
 };

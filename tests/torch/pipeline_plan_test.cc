@@ -271,9 +271,23 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     other.units[1].parameter_bytes += 4;
     refused([&](auto& o) { o.parallel.profile = files.write("bytes.json", pipeline::to_json(other)); },
             {"bytes.json", other.units[1].name, "parameter_bytes"});
+    pipeline::Profile of_fashion = files.profile();
+    of_fashion.units[0].output_shape = {4, 64, 28, 28};
+    refused([&](auto& o) { o.parallel.profile = files.write("images.json", pipeline::to_json(of_fashion)); },
+            {"images.json", "conv1_1", "64 x 28 x 28", "64 x"});
     refused([&](auto& o) { o.parallel.profile = files.write("broken.json", "{\"units\": ["); }, {"broken.json"});
     refused([](auto& o) { o.parallel.partition = "/no/such/cuts.json"; }, {"/no/such/cuts.json"}, StatusCode::system_error);
     refused([&](auto& o) { o.parallel.partition = files.write("cuts.json", kCuts); }, {"cuts.json", "net", "vgg11"});
+    pipeline::Profile older = files.profile();
+    older.microbatch = 99;
+    older.threads = 77;
+    TrainOptions warned = good;
+    warned.parallel.profile = files.write("older.json", pipeline::to_json(older));
+    ::testing::internal::CaptureStderr();
+    const bool is_plan = make_plan(job, model, files.images(), warned).ok();
+    const std::string warnings = ::testing::internal::GetCapturedStderr();
+    check(is_plan, "another microbatch is no error");
+    check(job.rank() > 0 || mentions_all(warnings, {"older.json", "microbatch", "99", "32", "threads", "77"}), warnings);
     TrainOptions many = good;
     many.parallel.microbatches = many.batch + 1;
     check(make_plan(job, model, files.images(), many).ok(), "more microbatches than images are one each");
