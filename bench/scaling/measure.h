@@ -54,7 +54,7 @@ inline double address_space_bytes() {
 
 /// The figures of one rank. The largest of all ranks count.
 struct Figures {
-  enum Index { create_s, descriptors, heap_bytes, address_space_bytes, cpu_us_of_call, kSize };
+  enum Index { kCreateS, kDescriptors, kHeapBytes, kAddressSpaceBytes, kCpuUsOfCall, kSize };
   std::array<double, kSize> values{};
 };
 
@@ -72,7 +72,7 @@ double time_calls(int blocks, const Call& call, const Largest& largest, Figures&
   const double cpu_before = cpu_seconds();
   std::vector<double> times(static_cast<std::size_t>(blocks));
   for (double& time : times) time = block(calls);
-  figures.values[Figures::cpu_us_of_call] = 1e6 * (cpu_seconds() - cpu_before) / ((calls + 1) * blocks);
+  figures.values[Figures::kCpuUsOfCall] = 1e6 * (cpu_seconds() - cpu_before) / ((calls + 1) * blocks);
   std::ranges::sort(times);
   return 1e6 * times[times.size() / 2];
 }
@@ -84,11 +84,11 @@ inline int blocks_of(int argc, char** argv) { return argc > 1 ? std::max(1, std:
 inline void print_figures(int ranks, double all_reduce_us, const Figures& largest) {
   const nlohmann::json report{{"ranks", ranks},
                               {"all_reduce_us", all_reduce_us},
-                              {"create_s", largest.values[Figures::create_s]},
-                              {"descriptors", largest.values[Figures::descriptors]},
-                              {"heap_bytes", largest.values[Figures::heap_bytes]},
-                              {"address_space_bytes", largest.values[Figures::address_space_bytes]},
-                              {"cpu_us_of_call", largest.values[Figures::cpu_us_of_call]}};
+                              {"create_s", largest.values[Figures::kCreateS]},
+                              {"descriptors", largest.values[Figures::kDescriptors]},
+                              {"heap_bytes", largest.values[Figures::kHeapBytes]},
+                              {"address_space_bytes", largest.values[Figures::kAddressSpaceBytes]},
+                              {"cpu_us_of_call", largest.values[Figures::kCpuUsOfCall]}};
   std::puts(report.dump().c_str());
 }
 

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   Figures figures;
   const auto start = Clock::now();
   MPI_Init(&argc, &argv);
-  figures.values[Figures::create_s] = seconds_since(start);
+  figures.values[Figures::kCreateS] = seconds_since(start);
   int rank = 0;
   int ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -30,9 +30,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "scaling_mpi: wrong sum %g\n", static_cast<double>(sums.back()));
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
-  figures.values[Figures::descriptors] = descriptors();
-  figures.values[Figures::heap_bytes] = heap_bytes();
-  figures.values[Figures::address_space_bytes] = address_space_bytes();
+  figures.values[Figures::kDescriptors] = descriptors();
+  figures.values[Figures::kHeapBytes] = heap_bytes();
+  figures.values[Figures::kAddressSpaceBytes] = address_space_bytes();
   MPI_Allreduce(MPI_IN_PLACE, figures.values.data(), Figures::kSize, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   if (rank == 0) print_figures(ranks, all_reduce_us, figures);
   MPI_Finalize();

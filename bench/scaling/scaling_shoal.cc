@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
   Figures figures;
   const auto start = Clock::now();
   auto made = Communicator::create();
-  figures.values[Figures::create_s] = seconds_since(start);
+  figures.values[Figures::kCreateS] = seconds_since(start);
   require(made.status());
   Communicator& all = **made;
 
@@ -41,9 +41,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "scaling_shoal: wrong sum %g\n", static_cast<double>(sums.back()));
     return 1;
   }
-  figures.values[Figures::descriptors] = descriptors();
-  figures.values[Figures::heap_bytes] = heap_bytes();
-  figures.values[Figures::address_space_bytes] = address_space_bytes();
+  figures.values[Figures::kDescriptors] = descriptors();
+  figures.values[Figures::kHeapBytes] = heap_bytes();
+  figures.values[Figures::kAddressSpaceBytes] = address_space_bytes();
   require(
       all.all_reduce(figures.values.data(), figures.values.data(), figures.values.size(), DataType::float64, ReduceOp::max));
   if (all.rank() == 0) print_figures(all.size(), all_reduce_us, figures);
