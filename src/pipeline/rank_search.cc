@@ -55,7 +55,7 @@ class RankSearch {
   }
 
   /// Takes these cuts as the best so far, and what follows from moving one of them while that helps.
-  void begin_at(std::vector<int> cuts) {
+  void begin_at(const std::vector<int>& cuts) {
     consider(cuts);
     for (bool moved = true; moved;) {
       moved = false;
@@ -94,7 +94,7 @@ class RankSearch {
     const auto by_time = a.time <=> b.time;
     const auto by_bytes = a.bytes <=> b.bytes;
     for (const auto order : request_.by_bytes ? std::array{by_bytes, by_time} : std::array{by_time, by_bytes}) {
-      if (order != 0) return order;
+      if (std::is_neq(order)) return order;
     }
     return a.cut_bytes <=> b.cut_bytes;
   }
@@ -123,8 +123,8 @@ class RankSearch {
     if (!within_limit(score.bytes)) return false;
     if (best_cuts_) {
       const auto order = compare(score, best_);
-      if (order == 0 && cuts >= *best_cuts_) is_from_search_ = true;  // those that follow have larger cuts than the best
-      if (order > 0 || (order == 0 && cuts >= *best_cuts_)) return false;
+      if (std::is_eq(order) && cuts >= *best_cuts_) is_from_search_ = true;  // those that follow have larger cuts than the best
+      if (std::is_gt(order) || (std::is_eq(order) && cuts >= *best_cuts_)) return false;
     }
     best_ = score;
     best_cuts_ = cuts;
@@ -153,7 +153,7 @@ class RankSearch {
     if (!within_limit(score.bytes)) return true;
     if (!best_cuts_) return false;
     const auto order = compare(score, best_);
-    return order > 0 || (order == 0 && is_from_search_);
+    return std::is_gt(order) || (std::is_eq(order) && is_from_search_);
   }
 
   bool is_dominated(int stage, int first, const Prefix& prefix) {
