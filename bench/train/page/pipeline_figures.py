@@ -5,6 +5,7 @@ PARTS = (("computing", "busy_ms", COLOURS[0], ""), ("waiting for messages", "wai
          ("idle: the pipeline fills or drains", "idle_ms", "#bbbbbb", ""))
 MEMORY = (("measured", "peak_bytes", COLOURS[0], ""), ("predicted", "peak_bytes_predicted", COLOURS[1], "//"))
 OPS = (("F", "forward", COLOURS[4]), ("B", "backward", COLOURS[0]))
+INSIDE = {COLOURS[0]: "#ffffff"}  # of the text in a bar, whatever the colour of the page; black in others
 MOST_LABELLED = 64  # actions of a rank whose microbatch fits into the picture
 MIB = 2**20
 
@@ -46,7 +47,7 @@ def use_of_time(row, title):
         axes.barh(range(len(ranks)), widths, left=left, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.4)
         for place, (begin, width) in enumerate(zip(left, widths)):
             if width > 0.06 * sum(max(0.0, ranks[place][other]) for _, other, _, _ in PARTS):
-                axes.text(begin + width / 2, place, f"{width:.0f}", ha="center", va="center", fontsize=8)
+                axes.text(begin + width / 2, place, f"{width:.0f}", ha="center", va="center", fontsize=8, color=INSIDE.get(colour, "#000000"))
         left = [begin + width for begin, width in zip(left, widths)]
     _legend(axes, [(label, colour, hatch) for label, _, colour, hatch in PARTS])
     return figure
@@ -73,6 +74,7 @@ def timeline(row, title):
         return None
     figure, axes = _axes(ranks, f"The last step, {title}", "milliseconds since the step began on the rank")
     stages = len({action["stage"] for rank in ranks for action in rank["last_step"]})
+    inside = {op: INSIDE.get(colour, "#000000") for op, _, colour in OPS}
     for place, rank in enumerate(ranks):
         for op, _, colour in OPS:
             spans = [(action["begin_ms"], action["end_ms"] - action["begin_ms"]) for action in rank["last_step"] if action["op"] == op]
@@ -80,7 +82,7 @@ def timeline(row, title):
         for action in rank["last_step"] if len(rank["last_step"]) <= MOST_LABELLED else []:
             chunk = f"{action['stage']}:" if stages > len(ranks) else ""
             axes.text((action["begin_ms"] + action["end_ms"]) / 2, place, f"{chunk}{action['microbatch']}", ha="center", va="center", fontsize=6,
-                      clip_on=True)
+                      clip_on=True, color=inside.get(action["op"], "#000000"))
     _legend(axes, [(f"{label}, with its microbatch", colour, "") for _, label, colour in OPS])
     return figure
 
