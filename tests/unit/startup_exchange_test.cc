@@ -110,7 +110,7 @@ TEST(StartupExchange, ContributionsLargerThanOneValueArriveWhole) {
 TEST(StartupExchange, AllRanksNameMissingRank) {
   UserStore store;
   std::vector<std::string> seen(4);
-  run_exchanges(store, {0, 1, 3}, 4, milliseconds(300), [&](StartupExchange& exchange, int rank) {
+  run_exchanges(store, {0, 1, 3}, 4, milliseconds(1500), [&](StartupExchange& exchange, int rank) {
     const Status status = exchange.all_gather("names", "x").status();
     seen[static_cast<std::size_t>(rank)] = exchange.abort(status).to_string();
   });
