@@ -24,20 +24,20 @@ std::string hex_of(std::uint64_t number) {
   return hex.data();
 }
 
-nlohmann::json to_json(const ActionResult& action) {
-  const auto rounded = [](double ms) { return std::round(1e3 * ms) / 1e3; };
+nlohmann::json to_json(const parallel::ComputedAction& action) {
+  const auto milliseconds = [](double seconds) { return std::round(1e6 * seconds) / 1e3; };
   return {{"op", action.is_backward ? "B" : "F"},
           {"stage", action.stage},
           {"microbatch", action.microbatch},
-          {"begin_ms", rounded(action.begin_ms)},
-          {"end_ms", rounded(action.end_ms)}};
+          {"begin_ms", milliseconds(action.begin_s)},
+          {"end_ms", milliseconds(action.end_s)}};
 }
 
 nlohmann::json to_json(const PipelineResult& pipeline) {
   nlohmann::json ranks = nlohmann::json::array();
   for (const RankResult& rank : pipeline.ranks) {
     nlohmann::json last_step = nlohmann::json::array();
-    for (const ActionResult& action : rank.last_step) last_step.push_back(to_json(action));
+    for (const parallel::ComputedAction& action : rank.last_step) last_step.push_back(to_json(action));
     ranks.push_back({{"rank", rank.rank},
                      {"stage", rank.stage},
                      {"replica", rank.replica},

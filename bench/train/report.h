@@ -10,31 +10,24 @@
 
 #include <shoal/status.h>
 
-namespace shoal::train {
+#include "torch_plugin/parallel/runtime/step_durations.h"
 
-/// A forward or backward of a step. Times are since the step began on its rank.
-struct ActionResult {
-  bool is_backward = false;
-  int stage = 0;
-  int microbatch = 0;
-  double begin_ms = 0;
-  double end_ms = 0;
-};
+namespace shoal::train {
 
 /// A rank of a pipeline. Times are for a step; busy, waiting and idle make the step of the rank that takes longest.
 struct RankResult {
   int rank = 0;
   int stage = 0;  ///< its place in its pipeline
   int replica = 0;
-  int slice = 0;                              ///< of the layers of its stage
-  std::vector<std::string> first_units = {};  ///< of its stages
-  double busy_ms = 0;                         ///< in forwards and backwards
-  double waiting_ms = 0;                      ///< for messages, between its first and its last action
-  double idle_ms = 0;                         ///< before its first action and after its last one
-  std::int64_t peak_bytes = 0;                ///< of tensors
-  std::int64_t peak_bytes_predicted = 0;      ///< by the profile
-  std::uint64_t fingerprint = 0;              ///< of its parameters: equal for replicas of a stage or slice
-  std::vector<ActionResult> last_step = {};   ///< what it did in the last step, in its order
+  int slice = 0;                                         ///< of the layers of its stage
+  std::vector<std::string> first_units = {};             ///< of its stages
+  double busy_ms = 0;                                    ///< in forwards and backwards
+  double waiting_ms = 0;                                 ///< for messages, between its first and its last action
+  double idle_ms = 0;                                    ///< before its first action and after its last one
+  std::int64_t peak_bytes = 0;                           ///< of tensors
+  std::int64_t peak_bytes_predicted = 0;                 ///< by the profile
+  std::uint64_t fingerprint = 0;                         ///< of its parameters: equal for replicas of a stage or slice
+  std::vector<parallel::ComputedAction> last_step = {};  ///< what it did in the last step, in its order
 };
 
 /// What the results of a network in a pipeline have beside those of other trainings.

@@ -223,18 +223,16 @@ class PipelineRun {
   }
 
   /// What each rank did in the last step. More actions than a picture can show stay untold.
-  Result<std::vector<std::vector<ActionResult>>> last_step_of_ranks() {
-    std::vector<ActionResult> own;
-    for (const parallel::ComputedAction& each : trainer_->last_actions())
-      own.push_back({each.is_backward, each.stage, each.microbatch, 1e3 * each.begin_s, 1e3 * each.end_s});
+  Result<std::vector<std::vector<parallel::ComputedAction>>> last_step_of_ranks() {
+    std::vector<parallel::ComputedAction> own = trainer_->last_actions();
     own.resize(kMostActions);  // those that are left have no end
-    std::vector<ActionResult> all(static_cast<std::size_t>(job_.size()) * kMostActions);
-    const std::size_t bytes = kMostActions * sizeof(ActionResult);
+    std::vector<parallel::ComputedAction> all(static_cast<std::size_t>(job_.size()) * kMostActions);
+    const std::size_t bytes = kMostActions * sizeof(parallel::ComputedAction);
     if (Status status = job_.control->all_gather(own.data(), all.data(), bytes, DataType::uint8); !status.ok()) return status;
-    std::vector<std::vector<ActionResult>> of_ranks;
+    std::vector<std::vector<parallel::ComputedAction>> of_ranks;
     for (auto first = all.begin(); first != all.end(); first += kMostActions) {
       std::erase_if(of_ranks.emplace_back(first, first + kMostActions),
-                    [](const ActionResult& each) { return each.end_ms == 0; });
+                    [](const parallel::ComputedAction& each) { return each.end_s == 0; });
     }
     return of_ranks;
   }
@@ -255,7 +253,7 @@ class PipelineRun {
                            .bubble_predicted = plan_.prediction.replay.bubble(),
                            .link_latency_us = plan_.request.rules.link.latency_us,
                            .link_bytes_per_us = plan_.request.rules.link.bytes_per_us};
-    const Result<std::vector<std::vector<ActionResult>>> last_steps = last_step_of_ranks();
+    const Result<std::vector<std::vector<parallel::ComputedAction>>> last_steps = last_step_of_ranks();
     if (!last_steps.ok()) return last_steps.status();
     const double longest_s = std::ranges::max(all, {}, &RankFigures::step_s).step_s;
     double busy_s = 0;
