@@ -42,6 +42,7 @@ class HandPeer {
     std::span<std::byte> slots;  ///< memory into which the transport lets its peer write
     bool holds = false;          ///< posts on this rail do not complete before complete(), or before `reads` reads
     int reads = 0;
+    bool refuses = false;  ///< posts on this rail find its queue full
     bool open = true;
   };
 
@@ -175,6 +176,7 @@ class HandRail final : public Rail {
     return 0;
   }
   int post_send(Operation& operation, std::uint64_t, std::span<const Piece> pieces) override {
+    if (wire_->refuses) return kAgain;
     if (peer_.refuses != 0) return peer_.refuses;
     finish({&operation, {pieces.begin(), pieces.end()}});
     return 0;
@@ -187,6 +189,7 @@ class HandRail final : public Rail {
   }
   int post_write(Operation& operation, std::uint64_t, const Piece& piece, std::uint64_t, std::uint64_t,
                  std::uint32_t) override {
+    if (wire_->refuses) return kAgain;
     if (peer_.refuses != 0) return peer_.refuses;
     finish({&operation, {piece}, true});
     return 0;

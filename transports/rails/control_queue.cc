@@ -34,7 +34,7 @@ void ControlQueue::posted(std::size_t rail, const Next& next) noexcept {
   answer_on_.reset();
   if (next.kind == PacketKind::rail_lost) lost_rails_ &= ~mask_of(next.number);
   if (next.kind == PacketKind::retransmit) damaged_slots_ &= ~(std::uint64_t{1} << next.number);
-  if (next.kind == PacketKind::probe) probes_ &= ~mask_of(*next.rail);
+  if (next.kind == PacketKind::probe) drop_probe(*next.rail);
   if (next.kind == PacketKind::close_notice) close_ = Close::sent;
   due_ = lost_rails_ != 0 || damaged_slots_ != 0 || probes_ != 0 || close_ == Close::due;
 }

@@ -40,6 +40,7 @@ class ControlQueue {
   void report_lost(std::size_t rail) noexcept { lost_rails_ |= mask_of(rail); }
   void request_tile(std::size_t slot) noexcept { damaged_slots_ |= std::uint64_t{1} << slot; }
   void probe(RailMask rails) noexcept { probes_ |= rails; }
+  void drop_probe(std::size_t rail) noexcept { probes_ &= ~mask_of(rail); }
   /// The close notice is to leave, once more where it has left already.
   void send_close_notice() noexcept { close_ = Close::due; }
   [[nodiscard]] bool close_notice_sent() const noexcept { return close_ == Close::sent; }

@@ -156,24 +156,33 @@ void RailsPeer::want_control() {
 }
 
 // A control record waits behind the data in flight on its rail. Rails on which no packet of the peer arrived lately might lose
-// it.
+// it. A rail may refuse everything for minutes, for example while its connection is being made on a path that is cut: then the
+// record takes another one, so that no acknowledgement waits for that rail.
 int RailsPeer::post_control() {
   control_.request();  // until it has been posted
-  const ControlQueue::Next next = control_.next();
   const std::size_t latest = liveness_.latest();
-  const int chosen = rails_.next_usable(next.rail ? *next.rail : rails_.soonest(latest, liveness_.recent()), control_.busy());
-  if (chosen < 0) return 0;  // the completion of another control record lets this one leave
-  const auto rail = static_cast<std::size_t>(chosen);
-  const int result = sender_.post_control(control_.record(rail), next, rail);
-  if (result == kAgain) return result;
-  if (result != 0) {
-    lose_rail(rail, hub_.describe(rail, result));
-    return result;
+  for (RailMask full = 0;;) {
+    const ControlQueue::Next next = control_.next();
+    const std::size_t wanted = next.rail ? *next.rail : rails_.soonest(latest, liveness_.recent());
+    const int chosen = rails_.next_usable(wanted, control_.busy() | full);
+    if (chosen < 0) return full == 0 ? 0 : kAgain;  // the completion of another control record lets this one leave
+    const auto rail = static_cast<std::size_t>(chosen);
+    const int result = sender_.post_control(control_.record(rail), next, rail);
+    if (result == kAgain) {
+      full |= mask_of(rail);
+      // It has shown what it was to show. watch() asks for it again while the wait lasts.
+      if (next.kind == PacketKind::probe) control_.drop_probe(*next.rail);
+      continue;
+    }
+    if (result != 0) {
+      lose_rail(rail, hub_.describe(rail, result));
+      return result;
+    }
+    control_.posted(rail, next);
+    if (control_.due()) hub_.want_pump(*this);
+    end_if_all_arrived(true);
+    return 0;
   }
-  control_.posted(rail, next);
-  if (control_.due()) hub_.want_pump(*this);
-  end_if_all_arrived(true);
-  return 0;
 }
 
 void RailsPeer::on_control_sent(ControlRecord& record, const Completion& completion) {
