@@ -169,8 +169,9 @@ TEST(Training, ShoalGroupsDoNotUseStore) {
       } catch (const std::exception& error) {
         message = error.what();
       }
-      check(testing::mentions(message, "rank 0", "3.0 s"), "a timeout: " + message);
-      check(steady_clock::now() - start < 3 * kTimeout, "the timeout comes in time");
+      const auto took = steady_clock::now() - start;
+      check(testing::mentions(message, "rank 0", "timed out"), "a timeout: " + message);
+      check(took >= kTimeout && took < 3 * kTimeout, "the timeout comes in time");
     }
     check(job->control->barrier({.timeout = seconds(20)}).ok(), "a failed group does not affect the job");
   });
