@@ -8,7 +8,6 @@ losses differ. The first step of each library is not measured."""
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import sys
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 import shoal  # noqa: E402,F401  (registers the backend)
+from this_machine import machine  # noqa: E402
 
 SEED = 11
 VOCABULARY, TOKENS = 512, 16
@@ -88,12 +88,6 @@ def join():
     dist.init_process_group("shoal", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def machine():
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        cpu = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
-    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=12, help="measured steps of each library")
@@ -126,7 +120,7 @@ def main():
     apart = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
     agree = apart <= TOLERANCE
     if dist.get_rank() == 0:
-        about = {"machine": machine(), "command": " ".join(sys.argv), "ranks": dist.get_world_size(),
+        about = {"machine": machine() | {"torch": torch.__version__}, "command": " ".join(sys.argv), "ranks": dist.get_world_size(),
                  "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps, "parameters": libraries[0].parameters,
                  "batch_per_rank": options.batch}
         verdict = {"gloo_over_shoal": round(results["gloo"]["ms_per_step"] / results["shoal"]["ms_per_step"], 3),
