@@ -93,10 +93,11 @@ class Fault : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, Fault, ::testing::Values("shm", "shared", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
-Status reduce(Communicator& c, std::size_t count, DataType type = DataType::float32, ReduceOp op = ReduceOp::sum) {
+Status reduce(Communicator& c, std::size_t count, DataType type = DataType::float32, ReduceOp op = ReduceOp::sum,
+              const CallOptions& options = {}) {
   testing::TestBuffer<double> data(count + 1, shared_buffers);
   std::fill_n(data.data(), count, 1.0);
-  return c.all_reduce(data.data(), data.data(), count, type, op);
+  return c.all_reduce(data.data(), data.data(), count, type, op, options);
 }
 
 /// `attempt` returns how long its slowest rank took to fail. Other programs may delay a rank, but hardly in three attempts.
@@ -261,12 +262,14 @@ TEST_P(Fault, WaitPoliciesDetectKilledAndLateRanks) {
     ::setenv("SHOAL_WAIT", policy, 1);
     for (const bool killed : {true, false}) {
       const auto all = reports(
-          3, over(GetParam(), killed ? 20000 : 500),
+          3, over(GetParam()),
           [&](Communicator& c, Clock::time_point*) {
             Status status = reduce(c, 4);
             if (c.rank() == 2 && killed) ::kill(::getpid(), SIGKILL);
             if (c.rank() == 2) ::sleep(1);
-            return status.ok() ? reduce(c, 4) : status;
+            CallOptions options;
+            if (!killed) options.timeout = std::chrono::milliseconds(500);
+            return status.ok() ? reduce(c, 4, DataType::float32, ReduceOp::sum, options) : status;
           },
           killed ? 2 : -1);
       for (std::size_t rank = 0; rank < 2; ++rank) {
