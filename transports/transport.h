@@ -112,6 +112,14 @@ class Transport {
   /// became free, a link broke).
   virtual bool progress() = 0;
 
+  /// Appends to `links` those on which something has happened since the last call: a tile can be peeked that could not be
+  /// before, or the link has ended. A link may also be there without a cause. So a caller finds its work without a look at
+  /// every link. False where the transport does not keep track: the caller looks at every link.
+  virtual bool take_active(std::vector<Link*>& links) {
+    static_cast<void>(links);
+    return false;
+  }
+
   /// A descriptor to wait for with poll(POLLIN) when there is nothing to do; -1 where the transport needs none.
   [[nodiscard]] virtual int wait_fd() const noexcept = 0;
   /// To be called before blocking on wait_fd(): from now on, any new work for progress() or peek() makes wait_fd() readable.

@@ -184,6 +184,7 @@ bool ProgressEngine::progress() {
   }
   if (std::exchange(transports_due_, false) || on_links || router_.has_records()) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
+    router_.note_arrivals();
   }
   for (ProgressClient* client : running_) {
     if (client->on_links()) moved |= client->receive_and_end();
@@ -228,7 +229,7 @@ bool ProgressEngine::prepare_wait() {
   bool clear = true;
   if (waits_for_peers()) {
     // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would prevent sleep.
-    router_.peek();
+    router_.active();
     for (const auto& transport : parts_.transports) transports_due_ |= !transport->prepare_wait();
     clear = !transports_due_;
     clear &= control_messages_.prepare_wait();

@@ -130,9 +130,9 @@ TEST(CallMonitor, WaitMessagesOfRanksInDifferentCallsAreCompared) {
   Disagreeing ranks;
   const auto message = [](const CallSignature& call) { return CallMonitor::wait_message(0, call, {{3}, {}}); };
   ranks.zero.monitor.peer_waits(2, message(ranks.ours), kBegin);
-  EXPECT_FALSE(ranks.zero.monitor.disagreeing_wait());
+  EXPECT_FALSE(ranks.zero.monitor.take_disagreeing_wait());
   ranks.zero.monitor.peer_waits(1, message(ranks.theirs), kBegin);
-  const auto found = ranks.zero.monitor.disagreeing_wait();
+  const auto found = ranks.zero.monitor.take_disagreeing_wait();
   ASSERT_TRUE(found);
   EXPECT_EQ(found->peer, 1);
   EXPECT_EQ(found->theirs, ranks.theirs);
