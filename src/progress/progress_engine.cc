@@ -19,10 +19,16 @@ constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
 
 }  // namespace
 
+int ranks_per_core(const ProgressEngineParts& parts) {
+  const int node = parts.topology.node_of_rank[static_cast<std::size_t>(parts.rank)];
+  const auto local = static_cast<int>(parts.topology.ranks_of_node(node).size());
+  const int cores = std::max(parts.cores, 1);
+  return (local + cores - 1) / cores;
+}
+
 bool may_spin(const ProgressEngineParts& parts) {
   if (parts.wait != WaitPolicy::automatic) return parts.wait == WaitPolicy::spin;
-  const auto local = parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(parts.rank)]).size();
-  return static_cast<int>(local) <= parts.cores;
+  return ranks_per_core(parts) <= 1;
 }
 
 ProgressEngine::ProgressEngine(ProgressEngineParts parts)
@@ -32,7 +38,7 @@ ProgressEngine::ProgressEngine(ProgressEngineParts parts)
       control_messages_(parts_.control.get(), clients_, early_, parts_.topology.ranks()),
       router_(parts_.transports, parts_.links, parts_.transport_of_link, parts_.topology.ranks(), parts_.spills_tiles, clients_,
               early_, control_messages_),
-      caller_waiter_(may_spin_, /*yields=*/true, parts_.wait) {
+      caller_waiter_(may_spin_, /*yields=*/true, parts_.wait, ranks_per_core(parts_)) {
   caller_descriptors_.reserve(1 + kMaxWaitFds);
   running_.reserve(8);
 }

@@ -56,6 +56,8 @@ struct ProgressEngineParts {
   std::size_t early_bytes = std::size_t{64} << 20;
 };
 
+/// How many ranks of this node share a core, rounded up.
+int ranks_per_core(const ProgressEngineParts& parts);
 /// Whether a thread may poll without a pause: by `parts.wait`; if that is automatic, where each rank of this node can have a
 /// core, so that polling takes none from another.
 bool may_spin(const ProgressEngineParts& parts);

@@ -24,7 +24,7 @@ Waiter::Next Waiter::next(Clock::time_point now) noexcept {
   const auto waited = now - since_ - others_;
   const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
   if (waited < pause) return Next::poll;
-  if (yields_ && waits_without_yield_ == 0 && others_ < kLostSlice && waited < pause + yield_budget_) {
+  if (yields_ && waits_without_yield_ == 0 && others_ < lost_slice_ && waited < pause + yield_budget_) {
     yielding_ = true;
     yielded_at_ = now;
     return Next::yield;
@@ -91,7 +91,7 @@ void Waiter::look_longer() noexcept {
 
 void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {
   others_ += std::max(duration - kYieldCost, std::chrono::nanoseconds(0));
-  if (duration < kLostSlice) return;
+  if (duration < lost_slice_) return;
   waits_without_yield_ = std::exchange(next_pause_of_yields_, std::min(next_pause_of_yields_ * 2, kManyWaits));
   waits_since_loss_ = 0;
 }

@@ -1,6 +1,7 @@
 // Waiter: how long to poll again before sleeping. Spinning is for processes that have cores to spare.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -31,7 +32,8 @@ enum class WaitPolicy : std::uint8_t {
 ///
 /// A yield that lasts for milliseconds has gone to a thread that computes. The scheduler gives such a thread a whole slice,
 /// whereas it wakes a sleeping thread at once. So after that the Waiter blocks instead of yielding for a few waits, and for
-/// twice as many each time that this happens again.
+/// twice as many each time that this happens again. Where many ranks share a core, so long a yield is an ordinary round of
+/// their polls: the limit grows with their number. A sleep would cost more, and make all others' rounds longer.
 ///
 /// With WaitPolicy::spin and yield a wait never sleeps: it interrupts its polls every millisecond with a sleep of no duration,
 /// around which the caller looks for failed peers and missed deadlines.
@@ -46,8 +48,13 @@ class Waiter {
 
   /// `yields`: whether to yield between polling and blocking. Not for the progress thread, which no caller waits for: each
   /// further poll would take time from threads that compute.
-  explicit Waiter(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic) noexcept
-      : cores_to_spare_(cores_to_spare), yields_(yields), policy_(policy) {}
+  /// `ranks_per_core`: of this host, rounded up.
+  explicit Waiter(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic,
+                  int ranks_per_core = 1) noexcept
+      : cores_to_spare_(cores_to_spare),
+        yields_(yields),
+        policy_(policy),
+        lost_slice_(std::max<std::chrono::nanoseconds>(kLostSlice, ranks_per_core * kRoundOfARank)) {}
 
   /// What to do after a poll that found nothing.
   Next next(Clock::time_point now) noexcept;
@@ -84,8 +91,9 @@ class Waiter {
   static constexpr std::chrono::nanoseconds kMeasuredSleep{50'000};
   static constexpr std::chrono::nanoseconds kTimerSlack{50'000};
   static constexpr std::chrono::nanoseconds kMaxLook{1'000'000};
-  /// Time that other threads take in one wait before it stops yielding.
+  /// Time that other threads take in one wait before it stops yielding; and for each rank that shares the core.
   static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
+  static constexpr std::chrono::nanoseconds kRoundOfARank{500'000};
   static constexpr int kFewWaits = 4;     ///< without yields, after the first loss
   static constexpr int kManyWaits = 256;  ///< without yields, at most
   static constexpr int kForgets = 64;     ///< waits ended by a yield until the losses are forgotten
@@ -98,6 +106,7 @@ class Waiter {
   bool cores_to_spare_;
   bool yields_;
   WaitPolicy policy_;
+  std::chrono::nanoseconds lost_slice_;
   bool waiting_ = false;
   bool yielding_ = false;
   int waits_without_yield_ = 0;

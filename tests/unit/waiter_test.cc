@@ -17,8 +17,8 @@ constexpr bool kNoCoresToSpare = false;
 
 /// A Waiter whose polls and yields take as long as the test says.
 struct Timed {
-  explicit Timed(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic)
-      : waiter(cores_to_spare, yields, policy) {}
+  explicit Timed(bool cores_to_spare, bool yields = true, WaitPolicy policy = WaitPolicy::automatic, int ranks_per_core = 1)
+      : waiter(cores_to_spare, yields, policy, ranks_per_core) {}
 
   /// Polls until the Waiter would block; returns how long that took.
   nanoseconds poll_until_block(nanoseconds poll = 100ns, nanoseconds yield = 500ns) {
@@ -114,6 +114,18 @@ TEST(Waiter, BlocksAtOnceAfterYieldThatLostASlice) {
   timed.waiter.yielded(3ms);
   EXPECT_EQ(timed.wait(1ms), 0ns);
   EXPECT_EQ(timed.wait(1ms), 0ns);
+}
+
+// 64 ranks that share a core take some milliseconds for their polls.
+TEST(Waiter, LostSliceGrowsWithRanksPerCore) {
+  Timed crowded(kNoCoresToSpare, /*yields=*/true, WaitPolicy::automatic, 64);
+  crowded.waiter.yielded(6ms);
+  EXPECT_GT(crowded.wait(1ms), 0ns);
+  crowded.waiter.yielded(50ms);
+  EXPECT_EQ(crowded.wait(1ms), 0ns);
+  Timed few(kNoCoresToSpare, /*yields=*/true, WaitPolicy::automatic, 4);
+  few.waiter.yielded(3ms);
+  EXPECT_EQ(few.wait(1ms), 0ns);
 }
 
 TEST(Waiter, YieldsOnAfterAShortYield) {
