@@ -173,8 +173,14 @@ class Transport {
     static_cast<void>(rank), static_cast<void>(address), static_cast<void>(source), static_cast<void>(bytes);
     return {StatusCode::unsupported, "this transport does not copy to the memory of peers"};
   }
-  /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory. Orders
-  /// these writes before the check which ranks sleep. Cheap where no rank sleeps.
+  /// From the next prepare_wait() on, of the peers' notify() and notify_peers() only those of `rank` need to wake this one; or
+  /// of any rank (kAnyWriter, at the start), or of none (kNoWriter). The caller checks between prepare_wait() and blocking that
+  /// it still waits for that rank alone.
+  virtual void await_writer(int rank) noexcept { static_cast<void>(rank); }
+  static constexpr int kAnyWriter = -1;
+  static constexpr int kNoWriter = -2;
+  /// Wakes every peer that blocks on its wait_fd() after prepare_wait() and awaits this rank; to be called after writing to
+  /// shared memory. Orders these writes before the check which ranks sleep. Cheap where no rank sleeps.
   virtual void notify_peers() {}
   /// The same, but wakes only `ranks` (this rank may be among them).
   virtual void notify(std::span<const int> ranks) {

@@ -231,9 +231,21 @@ bool ProgressEngine::check() {
   return moved;
 }
 
+int ProgressEngine::awaited_writer() const noexcept {
+  int awaited = Transport::kNoWriter;
+  for (const ProgressClient* client : running_) {
+    const int writer = client->awaited_writer();
+    if (writer == Transport::kNoWriter || writer == awaited) continue;
+    awaited = awaited == Transport::kNoWriter ? writer : Transport::kAnyWriter;
+  }
+  return awaited;
+}
+
 bool ProgressEngine::prepare_wait() {
   bool clear = true;
+  announced_writer_ = awaited_writer();
   if (waits_for_peers()) {
+    for (const auto& transport : parts_.transports) transport->await_writer(announced_writer_);
     // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would prevent sleep.
     router_.active();
     for (const auto& transport : parts_.transports) transports_due_ |= !transport->prepare_wait();

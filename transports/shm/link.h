@@ -51,6 +51,22 @@ inline void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
   ring_event(wake_fd);
 }
 
+/// RankBlock::awaits: the rank at `position` alone, any, none.
+constexpr std::uint32_t writer_at(std::size_t position) noexcept { return static_cast<std::uint32_t>(position) + 2; }
+inline constexpr std::uint32_t kAwaitsAny = 0;
+inline constexpr std::uint32_t kAwaitsNone = 1;
+
+/// The same, if that rank awaits the one at `writer`, which has written to shared memory and executed a full fence since.
+///
+/// Where the word read here is that of a later sleep, the fence in that sleep's prepare_wait() has come first: the caller has
+/// checked what it waits for after it, and has seen this rank's write or not needed it.
+inline void wake_if_awaiting(RankBlock& block, std::size_t writer, int wake_fd) noexcept {
+  if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
+  // The load above acquires what the rank has written there before.
+  const std::uint32_t awaits = block.awaits.load(std::memory_order_relaxed);
+  if (awaits == kAwaitsAny || awaits == writer_at(writer)) wake_if_sleeping(block, wake_fd);
+}
+
 class ShmLink;
 
 /// State that a transport shares with its links, so that either may be destroyed first.
@@ -148,7 +164,7 @@ class ShmLink final : public Link {
   bool polled = false;
   bool active = false;
   bool used = false;  ///< lately a peek() has found nothing
-  void wake_peer() const noexcept { wake_if_sleeping(peer_block_, peer_wake_fd_); }
+  void notify_peer() const noexcept { wake_if_awaiting(peer_block_, own_position_, peer_wake_fd_); }
   [[nodiscard]] std::size_t position() const noexcept { return position_; }
 
  private:

@@ -42,6 +42,7 @@ using RankBits = std::array<std::atomic<std::uint64_t>, kMaxRanks / 64>;
 /// The state of one rank that its peers read.
 struct alignas(kLineBytes) RankBlock {
   std::atomic<std::uint32_t> sleeping;        ///< 1 while the rank may block; cleared by it, or by the peer that wakes it
+  std::atomic<std::uint32_t> awaits;          ///< while it may block: whose notify() wakes it, see writer_at(); written by it
   std::atomic<std::uint32_t> closed;          ///< 1 when the rank has closed its end; set by it, once
   std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank has mapped the arenas of all peers; set by it, once
   std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all peers; set by it, once

@@ -200,11 +200,19 @@ class ShmTransport final : public Transport {
     return error == 0 ? Status() : memory_error("writing", position, bytes, error);
   }
 
+  void await_writer(int rank) noexcept override {
+    if (session_ == nullptr) return;
+    const std::uint32_t awaits = rank == kAnyWriter  ? kAwaitsAny
+                                 : rank == kNoWriter ? kAwaitsNone
+                                                     : writer_at(position_of(rank));
+    // Ordered before `sleeping` by the store in prepare_wait().
+    segment().block(position_).awaits.store(awaits, std::memory_order_relaxed);
+  }
   void notify_peers() override {
     if (session_ == nullptr) return;
     // Orders the caller's writes to its window before the checks which peers sleep; pairs with the fence in prepare_wait().
     full_fence();
-    for (const ShmLink* link : session_->links) link->wake_peer();
+    for (const ShmLink* link : session_->links) link->notify_peer();
   }
 
   void notify(std::span<const int> ranks) override {
@@ -212,7 +220,7 @@ class ShmTransport final : public Transport {
     full_fence();  // as in notify_peers()
     for (const int rank : ranks) {
       const std::size_t i = position_of(rank);
-      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+      if (i != position_) wake_if_awaiting(segment().block(i), position_, session_->group.members[i].wake.get());
     }
   }
 
