@@ -161,15 +161,28 @@ bool CallMonitor::waits(std::uint64_t oldest, Time first_deadline, Time now) {
   return record_due_ || report_due_;
 }
 
-std::optional<std::vector<std::byte>> CallMonitor::misses(const CallSignature& call, const Late& late, Time now) {
+std::vector<CallMonitor::WaitMessage> CallMonitor::misses(const CallSignature& call, const Late& late, Time now) {
   if (std::exchange(record_due_, false)) {
     record_->absent = set_of(late.absent);
     record_->slow = set_of(late.slow);
   }
-  if (!std::exchange(report_due_, false)) return std::nullopt;
+  if (!std::exchange(report_due_, false)) return {};
   StragglerDetector::Words words = straggler_detector_.tell(late, now);
   words.call = call;
-  return StragglerDetector::to_bytes(words);
+  StragglerDetector::Receivers to = straggler_detector_.receivers(words, late);
+  std::vector<WaitMessage> messages;
+  const auto add = [&](std::vector<int> receivers) {
+    if (!receivers.empty()) messages.push_back({StragglerDetector::to_bytes(words), std::move(receivers)});
+  };
+  const auto of_job = [&](std::vector<int> ranks) {
+    for (int& rank : ranks) rank = group_.members[static_cast<std::size_t>(rank)];
+    return ranks;
+  };
+  if (to.all) add(group_.members);
+  add(of_job(std::move(to.told)));
+  words.asks = 1;
+  add(of_job(std::move(to.asked)));
+  return messages;
 }
 
 std::vector<std::byte> CallMonitor::wait_message(std::uint64_t sequence, const CallSignature& call, const Late& late) {

@@ -123,8 +123,12 @@ class CallMonitor {
   // Waits. To be called now and then while calls are in flight.
   /// The oldest call still waits; `first_deadline`: of all calls. True: misses() is to be called with the late ranks.
   [[nodiscard]] bool waits(std::uint64_t oldest, Time first_deadline, Time now);
-  /// Returns the wait message to send to all ranks, where one is due. `call`: the signature of the oldest.
-  [[nodiscard]] std::optional<std::vector<std::byte>> misses(const CallSignature& call, const Late& late, Time now);
+  struct WaitMessage {
+    std::vector<std::byte> bytes;
+    std::vector<int> receivers;  ///< ranks of the job
+  };
+  /// Returns the wait messages to send, where some are due. `call`: the signature of the oldest.
+  [[nodiscard]] std::vector<WaitMessage> misses(const CallSignature& call, const Late& late, Time now);
   /// A wait message between those of misses(), so that ranks in other calls detect the mismatch at once.
   [[nodiscard]] static std::vector<std::byte> wait_message(std::uint64_t sequence, const CallSignature& call, const Late& late);
   /// No call is in flight; of messages `number`, from or to `peer` (below 0: any), is the oldest. True where its description

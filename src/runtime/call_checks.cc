@@ -86,8 +86,8 @@ void CallChecks::report_wait(Time now) {
   auto first_deadline = oldest.deadline();
   for (std::size_t i = 1; i < started.size(); ++i) first_deadline = std::min(first_deadline, started[i]->deadline());
   if (!s_.monitor.waits(oldest.sequence(), first_deadline, now)) return;
-  if (const auto message = s_.monitor.misses(oldest.signature, late_ranks(oldest), now))
-    s_.control.plane()->send_wait(s_.group.name, s_.group.members, *message);
+  for (const CallMonitor::WaitMessage& message : s_.monitor.misses(oldest.signature, late_ranks(oldest), now))
+    s_.control.plane()->send_wait(s_.group.name, message.receivers, message.bytes);
 }
 
 std::optional<CallProblem> CallChecks::check_deadlines(Time now) {
