@@ -8,5 +8,5 @@ BUILD = os.environ.get("SHOAL_BUILD_DIR", os.path.join(REPOSITORY, "build/releas
 
 def cluster_complaint():
     """Why bench/cluster cannot emulate hosts here, or None."""
-    done = subprocess.run([os.path.join(REPOSITORY, "bench/cluster"), "--check"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([os.path.join(REPOSITORY, "bench/cluster"), "--check"], capture_output=True, text=True, timeout=240, check=False)
     return done.stderr.strip() if done.returncode else None

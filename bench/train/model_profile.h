@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -10,6 +11,8 @@
 #include "bench/train/models/model.h"
 #include "bench/train/options.h"
 #include "src/pipeline/profile.h"
+#include "torch_plugin/parallel/runtime/microbatches.h"
+#include "torch_plugin/parallel/tensor/layer_slices.h"
 
 namespace shoal::train {
 
@@ -19,11 +22,18 @@ namespace shoal::train {
 /// written; those of parallel::profile().
 Status write_profile(const Job& job, const models::ModelInfo& model, const data::Dataset& images, const TrainOptions& options);
 
-/// What the units of the network cost for `microbatch` images, with the threads that torch uses now; unless `measures`, names
-/// and sizes only. With a group, of this rank's slices; collective over it then, and on all of its ranks with the same
-/// arguments. Errors: those of parallel::profile() and parallel::split_pairs().
+/// What is asked of the units of a network.
+struct UnitsRequest {
+  std::int64_t microbatch = 0;                     ///< images for which they cost what they cost
+  bool measures = true;                            ///< else names, sizes and shapes only
+  parallel::LayerSlices::Group group = {};         ///< of the ranks that share layers; null: they are whole
+  std::vector<parallel::Microbatches> steps = {};  ///< of the training, which batch normalisations must allow
+};
+
+/// What the units of the network cost, with the threads that torch uses now. With a group, of this rank's slices; collective
+/// over it then, and on all of its ranks with the same arguments. Errors: those of parallel::profile(), split_pairs() and
+/// check_values().
 Result<pipeline::Profile> describe_units(at::Device device, const models::ModelInfo& model, const data::Dataset& images,
-                                         const TrainOptions& options, std::int64_t microbatch, bool measures,
-                                         const parallel::LayerSlices::Group& group);
+                                         const TrainOptions& options, const UnitsRequest& request);
 
 }  // namespace shoal::train

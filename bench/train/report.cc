@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <ios>
+#include <utility>
 
 namespace shoal::train {
 namespace {
@@ -23,19 +24,32 @@ std::string hex_of(std::uint64_t number) {
   return hex.data();
 }
 
+nlohmann::json to_json(const parallel::ComputedAction& action) {
+  const auto milliseconds = [](double seconds) { return std::round(1e6 * seconds) / 1e3; };
+  return {{"op", action.is_backward ? "B" : "F"},
+          {"stage", action.stage},
+          {"microbatch", action.microbatch},
+          {"begin_ms", milliseconds(action.begin_s)},
+          {"end_ms", milliseconds(action.end_s)}};
+}
+
 nlohmann::json to_json(const PipelineResult& pipeline) {
   nlohmann::json ranks = nlohmann::json::array();
   for (const RankResult& rank : pipeline.ranks) {
+    nlohmann::json last_step = nlohmann::json::array();
+    for (const parallel::ComputedAction& action : rank.last_step) last_step.push_back(to_json(action));
     ranks.push_back({{"rank", rank.rank},
                      {"stage", rank.stage},
                      {"replica", rank.replica},
                      {"slice", rank.slice},
                      {"first_units", rank.first_units},
                      {"busy_ms", rank.busy_ms},
+                     {"waiting_ms", rank.waiting_ms},
                      {"idle_ms", rank.idle_ms},
                      {"peak_bytes", rank.peak_bytes},
                      {"peak_bytes_predicted", rank.peak_bytes_predicted},
-                     {"parameters", hex_of(rank.fingerprint)}});
+                     {"parameters", hex_of(rank.fingerprint)},
+                     {"last_step", std::move(last_step)}});
   }
   return {{"pipeline", pipeline.schedule},
           {"partitions", pipeline.partitions},
@@ -47,6 +61,8 @@ nlohmann::json to_json(const PipelineResult& pipeline) {
           {"batch_norm", pipeline.batch_norm},
           {"bubble", or_null(pipeline.bubble)},
           {"bubble_predicted", pipeline.bubble_predicted},
+          {"link_latency_us", pipeline.link_latency_us},
+          {"link_bytes_per_us", or_null(pipeline.link_bytes_per_us)},
           {"peak_bytes", pipeline.peak_bytes},
           {"peak_bytes_predicted", pipeline.peak_bytes_predicted},
           {"pipeline_ranks", ranks}};

@@ -10,20 +10,24 @@
 
 #include <shoal/status.h>
 
+#include "torch_plugin/parallel/runtime/step_durations.h"
+
 namespace shoal::train {
 
-/// A rank of a pipeline. Times are for a step.
+/// A rank of a pipeline. Times are for a step; busy, waiting and idle make the step of the rank that takes longest.
 struct RankResult {
   int rank = 0;
   int stage = 0;  ///< its place in its pipeline
   int replica = 0;
-  int slice = 0;                              ///< of the layers of its stage
-  std::vector<std::string> first_units = {};  ///< of its stages
-  double busy_ms = 0;                         ///< in forwards and backwards
-  double idle_ms = 0;                         ///< of its own step, which ends before that of the first stage
-  std::int64_t peak_bytes = 0;                ///< of tensors
-  std::int64_t peak_bytes_predicted = 0;      ///< by the profile
-  std::uint64_t fingerprint = 0;              ///< of its parameters: equal for replicas of a stage or slice
+  int slice = 0;                                         ///< of the layers of its stage
+  std::vector<std::string> first_units = {};             ///< of its stages
+  double busy_ms = 0;                                    ///< in forwards and backwards
+  double waiting_ms = 0;                                 ///< for messages, between its first and its last action
+  double idle_ms = 0;                                    ///< before its first action and after its last one
+  std::int64_t peak_bytes = 0;                           ///< of tensors
+  std::int64_t peak_bytes_predicted = 0;                 ///< by the profile
+  std::uint64_t fingerprint = 0;                         ///< of its parameters: equal for replicas of a stage or slice
+  std::vector<parallel::ComputedAction> last_step = {};  ///< what it did in the last step, in its order
 };
 
 /// What the results of a network in a pipeline have beside those of other trainings.
@@ -38,7 +42,9 @@ struct PipelineResult {
   std::string batch_norm = {};
   std::optional<double> bubble = std::nullopt;  ///< the part of all ranks' time in which they do not compute; of measured steps
   double bubble_predicted = 0;                  ///< by replay() of the profile
-  std::int64_t peak_bytes = 0;                  ///< of the rank with the most
+  double link_latency_us = 0;                   ///< which the partition counts for a message between stages
+  std::optional<double> link_bytes_per_us = std::nullopt;  ///< nothing: as fast as you like
+  std::int64_t peak_bytes = 0;                             ///< of the rank with the most
   std::int64_t peak_bytes_predicted = 0;
   std::vector<RankResult> ranks = {};
 };

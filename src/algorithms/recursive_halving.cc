@@ -17,8 +17,11 @@ namespace {
 std::vector<Shard> part_of(const ProgramBuilder& program, const Shares& shares, const Players& players, std::size_t player,
                            std::size_t step) {
   std::vector<Shard> shards;
-  for (std::size_t i = 0; i < shares.size(); ++i) {
-    if ((players.player(i) ^ player) % step == 0) shards.insert(shards.end(), shares[i].begin(), shares[i].end());
+  const auto add = [&](const std::vector<Shard>& more) { shards.insert(shards.end(), more.begin(), more.end()); };
+  for (std::size_t p = player % step; p < players.count(); p += step) {
+    const std::size_t member = players.member(p);
+    if (players.is_paired(member)) add(shares[member - 1]);
+    add(shares[member]);
   }
   std::ranges::sort(shards, {}, &Shard::first);
   std::vector<Shard> run;

@@ -60,7 +60,7 @@ void PipelineOptions::add_partition_to(CLI::App& command) {
   command.add_option("--optimize", objective_, "speed, memory or weighted")->capture_default_str();
   command.add_option("--memory-weight", memory_weight_,
                      "optimize this share of memory and the rest of time: 0 is speed, 1 is memory");
-  command.add_option("--memory-limit-bytes", memory_limit_bytes_, "no stage may need more");
+  command.add_option("--memory-limit-bytes", memory_limit_bytes_, "no rank may need more");
   command
       .add_option("--optimizer-states", optimizer_states_,
                   "values that the optimizer keeps for each parameter: SGD 0, with momentum 1, Adam 2, Adadelta 2")

@@ -18,6 +18,7 @@
 #include "src/join/socket.h"
 #include "src/join/startup_exchange.h"
 #include "src/join/startup_watch.h"
+#include "src/join/text_list.h"
 #include "src/machine/cores.h"
 #include "src/machine/placing.h"
 #include "src/progress/progress_thread.h"
@@ -226,6 +227,23 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds l
   return options;
 }
 
+/// One step for several texts of each rank: for each rank those that it gave as `mine`.
+Result<std::vector<std::vector<std::string>>> gather_texts(StartupExchange& exchange, std::string_view name,
+                                                           const std::vector<std::string>& mine) {
+  const auto all = exchange.all_gather(name, join_texts(mine));
+  if (!all.ok()) return all.status();
+  std::vector<std::vector<std::string>> found;
+  for (const std::string& joined : *all) {
+    auto texts = split_texts(joined, mine.size());
+    if (!texts) {
+      return Status(StatusCode::internal,
+                    fmt::format("startup (step '{}'): the value of rank {} is malformed", name, found.size()));
+    }
+    found.push_back(*std::move(texts));
+  }
+  return found;
+}
+
 // How many of its NICs this rank may use: both ends of a link need the same number of rails, and a host may lack a NIC. A rank
 // that publishes 0 sets no limit: it does not know its NICs, or the user has named them.
 Result<std::size_t> agree_on_rails(StartupExchange& exchange, std::size_t cards) {
@@ -400,9 +418,14 @@ class JobStart {
   }
 
   Status find_hosts() {
-    const auto identities = exchange_.all_gather("node", node_identity());
-    if (!identities.ok()) return identities.status();
-    parts_.topology = topology_from(*identities);
+    const auto hosts = gather_texts(exchange_, "node", {node_identity(), affinity_text()});
+    if (!hosts.ok()) return hosts.status();
+    std::vector<std::string> identities;
+    for (const auto& host : *hosts) {
+      identities.push_back(host[0]);
+      masks_.push_back(host[1]);
+    }
+    parts_.topology = topology_from(identities);
     if (!config().encryption || !key_.told || parts_.topology.nodes() <= 1) return {};
     return {StatusCode::invalid_argument,
             "SHOAL_ENCRYPTION=on between hosts cannot use the key that mpirun created, because mpirun's daemons transmit "
@@ -411,12 +434,10 @@ class JobStart {
 
   /// The cores of the host's ranks, and the place of this rank's progress thread.
   Status find_cores() {
-    const auto masks = exchange_.all_gather("cores", affinity_text());
-    if (!masks.ok()) return masks.status();
     std::vector<std::string> local_masks;
     HostRanks host;
     for (const int local : parts_.topology.ranks_of_node(node())) {
-      local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
+      local_masks.push_back(masks_[static_cast<std::size_t>(local)]);
       host.masks.push_back(cores_of_mask(local_masks.back()));
     }
     // Launchers bind ranks to cores of their own: the cores that count are those of all ranks of the node together.
@@ -507,18 +528,19 @@ class JobStart {
     const auto address_of = [](const TransportSetup& setup) {
       return setup.transport == nullptr ? std::string() : setup.transport->address();
     };
-    const auto control_addresses = exchange_.all_gather("control", address_of(opened_.control));
-    if (!control_addresses.ok()) return control_addresses.status();
-    const auto shm_addresses = exchange_.all_gather("shm", address_of(opened_.shm));
-    if (!shm_addresses.ok()) return shm_addresses.status();
-    const auto network_addresses = exchange_.all_gather("network", address_of(opened_.network));
-    if (!network_addresses.ok()) return network_addresses.status();
-
-    auto control_links = connect(opened_.control, *control_addresses, time_limit());
+    const auto all = gather_texts(exchange_, "addresses",
+                                  {address_of(opened_.control), address_of(opened_.shm), address_of(opened_.network)});
+    if (!all.ok()) return all.status();
+    const auto addresses = [&all](std::size_t i) {
+      std::vector<std::string> found;
+      for (const auto& of_rank : *all) found.push_back(of_rank[i]);
+      return found;
+    };
+    auto control_links = connect(opened_.control, addresses(0), time_limit());
     if (!control_links.ok()) return control_links.status();
     parts_.control = std::make_unique<ControlPlane>(std::move(opened_.control.transport), std::move(control_links).value());
-    if (Status status = add_links(opened_.shm, *shm_addresses); !status.ok()) return status;
-    return add_links(opened_.network, *network_addresses);
+    if (Status status = add_links(opened_.shm, addresses(1)); !status.ok()) return status;
+    return add_links(opened_.network, addresses(2));
   }
 
   Status add_links(TransportSetup& setup, const std::vector<std::string>& addresses) {
@@ -580,6 +602,7 @@ class JobStart {
   std::chrono::milliseconds lost_after_{0};
   Decision decision_;
   Key link_key_{};
+  std::vector<std::string> masks_;  // of the cores of each rank
   OwnPlace place_;
 };
 

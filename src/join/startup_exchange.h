@@ -12,8 +12,9 @@
 
 namespace shoal {
 
-/// A sequence of steps, each an all-gather through the Store. Every rank makes the same steps in the same order. A rank that
-/// aborts publishes a refusal in place of its next contribution, so that no rank waits for it.
+/// A sequence of steps, each an all-gather through the Store. Every rank makes the same steps in the same order. Rank 0
+/// collects the contributions and publishes them together, so that a step takes three requests of each rank, not one for each
+/// pair. A rank that aborts publishes a refusal in place of its next contribution, so that no rank waits for it.
 class StartupExchange {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -51,6 +52,12 @@ class StartupExchange {
 
  private:
   [[nodiscard]] std::string key(int rank) const;
+  [[nodiscard]] Result<std::vector<std::string>> collect(std::string_view name, std::string_view mine);
+  [[nodiscard]] Result<std::vector<std::string>> receive(std::string_view name);
+  [[nodiscard]] Status publish_all(std::string_view joined);
+  [[nodiscard]] Status missing_rank(std::string_view name, const Status& of_rank_0);
+  [[nodiscard]] Status refused(std::string_view text);
+  [[nodiscard]] Status error_of(std::string_view name, int rank, const Status& of_store);
   [[nodiscard]] Status cause_of(const Status& of_store);
 
   Store& store_;
@@ -58,17 +65,15 @@ class StartupExchange {
   int size_;
   Deadline deadline_;
   int step_ = 0;
-  bool contributed_ = false;           ///< this rank has contributed to that step
+  bool contributed_ = false;           ///< this rank's key of that step is set
   bool refusal_acknowledged_ = false;  ///< rank 0's refusal has been acknowledged
   bool refusal_published_ = false;     ///< this rank's refusal is published
   bool cause_known_ = false;           ///< this rank knows why another rank aborted
 };
 
-/// Parses what all_gather() finds in place of a contribution of `rank`: the error with which that rank aborted. Safe for any
-/// bytes.
-Status parse_refusal(int rank, std::string_view text);
-/// Parses the value of Store::kGivenUp, the first error of all: a rank and its refusal. Nothing for malformed bytes.
-std::optional<Status> parse_cause(std::string_view text);
+/// Parses what takes the place of a contribution, and the value of Store::kGivenUp: a rank, and the error with which it
+/// aborted. Nothing for malformed bytes. Safe for any bytes.
+std::optional<Status> parse_refusal(std::string_view text);
 
 /// Text that is equal for two processes exactly if they can share memory: same running kernel, same host name, same network
 /// namespace, same user. Ranks of two users on one host connect as if they were on two hosts.

@@ -24,7 +24,7 @@ struct Config {
   std::optional<int> active_microbatches;  ///< with the schedule interleaved
   Objective optimize = Objective::memory;
   std::optional<double> memory_weight;                               ///< 0 is the objective speed, 1 is memory
-  std::optional<std::int64_t> memory_limit_bytes;                    ///< of a stage; not a key of SageMaker's
+  std::optional<std::int64_t> memory_limit_bytes;                    ///< of a rank; not a key of SageMaker's
   Recompute recompute = Recompute::none;                             ///< not a key of SageMaker's
   BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;  ///< not a key of SageMaker's
   bool auto_partition = true;

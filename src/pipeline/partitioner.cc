@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/pipeline/error.h"
+#include "src/pipeline/rank_search.h"
 
 namespace shoal::pipeline {
 namespace {
@@ -130,11 +131,13 @@ Status check_request(const PartitionRequest& request, const StageCosts& costs) {
     return invalid(fmt::format("a memory weight of {}: not from 0 to 1", request.memory_weight));
   }
   const Objective objective = request.effective_objective();
-  if (request.rules.shape.chunks > 1 && (objective != Objective::speed || request.memory_limit_bytes)) {
-    return invalid(
-        fmt::format("{} chunks on each rank: only the objective speed, without a memory limit, because a rank holds "
-                    "several stages",
-                    request.rules.shape.chunks));
+  const int chunks = request.rules.shape.chunks;
+  if (chunks > 1 && objective == Objective::weighted) {
+    return invalid(fmt::format("{} chunks on each rank: the objectives are speed and memory, not weighted", chunks));
+  }
+  if (chunks > 1 && request.rules.recompute == Recompute::where_needed) {
+    return invalid(fmt::format(
+        "{} chunks on each rank: recomputation none or all, not where_needed, which chooses for a stage alone", chunks));
   }
   if (request.rules.recompute == Recompute::where_needed && !request.memory_limit_bytes) {
     return invalid("recomputation where_needed needs a memory limit, which says where");
@@ -154,6 +157,13 @@ double value_of(const Stage& stage, const PartitionRequest& request, const Stage
          (1 - request.memory_weight) * stage.time_us / costs.microseconds(costs.whole().compute);
 }
 
+/// The bytes of each rank. With one stage for each rank these are those of the stages.
+std::vector<std::int64_t> rank_bytes(const Partition& partition, int ranks) {
+  std::vector<std::int64_t> bytes;
+  for (const Stage& stage : partition.stages) bytes.push_back(stage.bytes);
+  return bytes_of_ranks(bytes, ranks);
+}
+
 /// `recomputes` of each stage; empty: as the costs say.
 Partition price(const PartitionRequest& request, const StageCosts& costs, const std::vector<int>& cuts,
                 const std::vector<bool>& recomputes) {
@@ -171,8 +181,27 @@ Partition price(const PartitionRequest& request, const StageCosts& costs, const 
                              cost.recomputes});
     result.value = std::max(result.value, value_of(result.stages.back(), request, costs));
   }
+  if (result.objective == Objective::memory)
+    result.value = static_cast<double>(std::ranges::max(rank_bytes(result, request.rules.shape.ranks)));
   result.times = costs.times(firsts, result.recomputes());
   return result;
+}
+
+/// The units of a rank: "'conv1' to 'conv3' and 'conv6'".
+std::string name_units_of_rank(const Profile& profile, const Partition& partition, int rank, int ranks) {
+  std::string text;
+  for (std::size_t stage = static_cast<std::size_t>(rank); stage < partition.stages.size();
+       stage += static_cast<std::size_t>(ranks)) {
+    const Stage& each = partition.stages[stage];
+    text += (text.empty() ? "" : " and ") + name_units(profile, each.first, each.end);
+  }
+  return text;
+}
+
+/// Whether bytes count, and those of a rank are of several stages.
+bool counts_by_rank(const PartitionRequest& request) {
+  return request.rules.shape.chunks > 1 &&
+         (request.effective_objective() == Objective::memory || request.memory_limit_bytes.has_value());
 }
 
 /// That no partition meets the limit, and which one comes nearest.
@@ -183,11 +212,26 @@ Status limit_too_small(const Profile& profile, const PartitionRequest& request) 
   if (without.rules.recompute == Recompute::where_needed) without.rules.recompute = Recompute::all;  // never needs more bytes
   const auto nearest = partition(profile, without);
   if (!nearest.ok()) return nearest.status();
-  const Stage& largest = *std::ranges::max_element(nearest->stages, {}, &Stage::bytes);
+  const int ranks = request.rules.shape.ranks;
+  const std::vector<std::int64_t> bytes = rank_bytes(*nearest, ranks);
+  const auto largest = std::ranges::max_element(bytes);
   return invalid(
-      fmt::format("no partition meets the memory limit of {} bytes: the smallest possible largest stage needs {} "
+      fmt::format("no partition meets the memory limit of {} bytes: the smallest possible largest {} needs {} "
                   "bytes (units {})",
-                  *request.memory_limit_bytes, largest.bytes, name_units(profile, largest.first, largest.end)));
+                  *request.memory_limit_bytes, request.rules.shape.chunks > 1 ? "rank" : "stage", *largest,
+                  name_units_of_rank(profile, *nearest, static_cast<int>(largest - bytes.begin()), ranks)));
+}
+
+/// The best cuts where counts_by_rank().
+Result<RankAnswer> cut_by_rank(const PartitionRequest& request, const StageCosts& costs) {
+  const bool by_bytes = request.effective_objective() == Objective::memory;
+  Search by_stage(costs, 0, std::nullopt);
+  const Measure measure = by_bytes ? Measure::bytes : Measure::time;
+  by_stage.bound(measure, *by_stage.smallest_largest(measure));
+  const RankRequest wanted{request.rules.shape.ranks, by_bytes, request.memory_limit_bytes};
+  Result<RankAnswer> found = search_ranks(costs, wanted, by_stage.cheapest_cuts());
+  if (found.ok()) found->evaluations += by_stage.evaluations();
+  return found;
 }
 
 }  // namespace
@@ -225,6 +269,14 @@ Result<Partition> partition(const Profile& profile, const PartitionRequest& requ
   if (!costs.ok()) return costs.status();
   if (Status status = check_request(request, *costs); !status.ok()) return status;
   const Objective objective = request.effective_objective();
+  if (counts_by_rank(request)) {
+    const Result<RankAnswer> found = cut_by_rank(request, *costs);
+    if (!found.ok()) return found.status();
+    if (!found->cuts) return limit_too_small(profile, request);
+    Partition result = price(request, *costs, *found->cuts, {});
+    result.evaluations = found->evaluations;
+    return result;
+  }
   Search search(*costs, request.memory_weight, request.memory_limit_bytes);
   const Measure measure = measure_of(objective);
   const Measure other = objective == Objective::speed ? Measure::bytes : Measure::time;
@@ -264,11 +316,13 @@ Result<Partition> partition_at(const Profile& profile, const PartitionRequest& r
     }
   }
   Partition result = price(request, *costs, cuts, recomputes);
-  for (std::size_t stage = 0; stage < result.stages.size(); ++stage) {
-    const Stage& each = result.stages[stage];
-    if (!request.memory_limit_bytes || each.bytes <= *request.memory_limit_bytes) continue;
-    return invalid(fmt::format("stage {} (units {}) needs {} bytes, the memory limit is {}", stage,
-                               name_units(profile, each.first, each.end), each.bytes, *request.memory_limit_bytes));
+  const int ranks = request.rules.shape.ranks;
+  const std::vector<std::int64_t> bytes = rank_bytes(result, ranks);
+  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
+    if (!request.memory_limit_bytes || bytes[rank] <= *request.memory_limit_bytes) continue;
+    return invalid(fmt::format(
+        "{} {} (units {}) needs {} bytes, the memory limit is {}", request.rules.shape.chunks > 1 ? "rank" : "stage", rank,
+        name_units_of_rank(profile, result, static_cast<int>(rank), ranks), bytes[rank], *request.memory_limit_bytes));
   }
   return result;
 }

@@ -15,7 +15,7 @@ namespace shoal::pipeline {
 
 enum class Objective : std::uint8_t {
   speed,     ///< the largest time of a stage
-  memory,    ///< the largest bytes of a stage
+  memory,    ///< the largest bytes of a rank
   weighted,  ///< the largest of w bytes / (bytes of the whole model) + (1 - w) time / (compute of the whole model)
 };
 std::string_view to_string(Objective objective) noexcept;
@@ -26,7 +26,7 @@ struct PartitionRequest {
   CostRules rules;
   Objective objective = Objective::memory;
   double memory_weight = 0;                        ///< w of `weighted`; 0 is the objective speed, 1 is memory
-  std::optional<std::int64_t> memory_limit_bytes;  ///< stages that need more are forbidden
+  std::optional<std::int64_t> memory_limit_bytes;  ///< ranks whose stages need more together are forbidden
 
   /// The objective with the weights 0 and 1 replaced.
   [[nodiscard]] Objective effective_objective() const;
@@ -59,12 +59,14 @@ struct Partition {
 };
 
 /// The best partition into exactly as many stages as the shape has, each with a unit at least. Exact, in O(stages units^2)
-/// evaluations of a stage's cost. Of equally good ones it is the one with the smallest largest other measure (bytes for speed,
-/// time for memory and weighted); of those the one with the fewest bytes over its cuts; of those the smallest list of cuts.
+/// evaluations of a stage's cost. With virtual stages and the objective memory or a limit it is a search through all partitions
+/// that may be better, because a rank has several stages: see search_ranks(). Of equally good ones it is the one with the
+/// smallest largest other measure (bytes for speed, time for memory and weighted); of those the one with the fewest bytes over
+/// its cuts; of those the smallest list of cuts.
 ///
-/// Errors: those of StageCosts::create(); invalid_argument for a weight outside of 0..1, for an objective other than speed or a
-/// limit with virtual stages, whose ranks hold several of them, for recomputation where needed without a limit, and for a limit
-/// that no partition meets: that names the smallest possible largest stage and its units.
+/// Errors: those of StageCosts::create(); invalid_argument for a weight outside of 0..1, for the objective weighted and
+/// recomputation where needed with virtual stages, for recomputation where needed without a limit, and for a limit that no
+/// partition meets: that names the smallest possible largest stage, or rank, and its units; those of search_ranks().
 Result<Partition> partition(const Profile& profile, const PartitionRequest& request);
 
 /// The partition whose stages begin at unit 0 and at `cuts`, priced in the same way. `recomputes`, if not empty, says of each

@@ -183,6 +183,19 @@ std::string to_json(const Profile& profile) {
   return object.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+namespace {
+
+/// What the unit returns for one image: "64 x 16 x 16".
+std::string shape_of_image(const Unit& unit) {
+  std::string text;
+  for (std::size_t i = 1; i < unit.output_shape.size(); ++i) {
+    text += fmt::format("{}{}", text.empty() ? "" : " x ", unit.output_shape[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
 Status check_model(const Profile& profile, std::string_view origin, const Profile& expected) {
   if (profile.model != expected.model) {
     return differ(origin, "model", fmt::format("'{}'", profile.model), fmt::format("'{}'", expected.model));
@@ -206,6 +219,10 @@ Status check_model(const Profile& profile, std::string_view origin, const Profil
     if (found.parameter_bytes != wanted.parameter_bytes) {
       return differ(origin, fmt::format("units[{}].parameter_bytes (unit '{}')", i, found.name),
                     fmt::format("{}", found.parameter_bytes), fmt::format("{}", wanted.parameter_bytes));
+    }
+    const auto [of_found, of_wanted] = std::pair(shape_of_image(found), shape_of_image(wanted));
+    if (!found.output_shape.empty() && !wanted.output_shape.empty() && of_found != of_wanted) {
+      return differ(origin, fmt::format("units[{}].output_shape (unit '{}') for an image", i, found.name), of_found, of_wanted);
     }
   }
   return {};

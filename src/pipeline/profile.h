@@ -53,8 +53,9 @@ Result<Profile> read_profile(const std::string& path);
 /// The file's text. The same profile gives the same bytes.
 std::string to_json(const Profile& profile);
 
-/// ok if `profile`, read from `origin`, is of the model that `expected` describes: model, unit names and parameter bytes.
-/// Else invalid_argument that names `origin`, the field and both values.
+/// ok if `profile`, read from `origin`, is of the model that `expected` describes, on such images: model, unit names, parameter
+/// bytes and, where both have them, the shapes of outputs but for their first dimension. Else invalid_argument that names
+/// `origin`, the field and both values.
 Status check_model(const Profile& profile, std::string_view origin, const Profile& expected);
 
 /// One sentence with both values for each difference that changes times only: microbatch, dtype, device, threads, machine,

@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <utility>
 
+#include "src/pipeline/rank_search.h"
 #include "src/pipeline/schedule.h"
 
 namespace shoal::pipeline {
 namespace {
 
-std::string describe_decider(const Partition& partition, const std::vector<std::string>& names) {
+std::string describe_decider(const Partition& partition, const std::vector<std::string>& names, int ranks) {
   const bool by_time = partition.objective == Objective::speed;
   const auto decider = by_time ? std::ranges::max_element(partition.stages, {}, &Stage::time_us)
                                : std::ranges::max_element(partition.stages, {}, &Stage::bytes);
@@ -22,12 +24,29 @@ std::string describe_decider(const Partition& partition, const std::vector<std::
     return fmt::format("stage {} (from '{}') decides: {:.1f} us for a microbatch, {:.1f} of them messages", number(slowest),
                        first_name(slowest), slowest->time_us, slowest->time_us - slowest->compute_us);
   }
+  if (partition.objective == Objective::memory && ranks < static_cast<int>(partition.stages.size())) {
+    std::vector<std::int64_t> bytes;
+    for (const Stage& stage : partition.stages) bytes.push_back(stage.bytes);
+    const std::vector<std::int64_t> of_ranks = bytes_of_ranks(bytes, ranks);
+    const auto largest = std::ranges::max_element(of_ranks);
+    return fmt::format("rank {} decides: {} bytes in its {} stages", largest - of_ranks.begin(), *largest,
+                       static_cast<int>(partition.stages.size()) / ranks);
+  }
   if (partition.objective == Objective::memory) {
     return fmt::format("stage {} (from '{}') decides: {} bytes with {} microbatches", number(decider), first_name(decider),
                        decider->bytes, decider->held);
   }
   return fmt::format("the weighted share of the largest stage is {:.5f}; most bytes: stage {}, most time: stage {}",
                      partition.value, number(decider), number(slowest));
+}
+
+/// What the times of stages count for a message over a cut.
+std::string describe_link(const CostRules& rules) {
+  const Link& link = rules.link;
+  if (link.latency_us == 0 && !link.bytes_per_us) return "messages between stages take no time";
+  std::string text = fmt::format("a message between stages takes {:.1f} us", link.latency_us);
+  if (link.bytes_per_us) text += fmt::format(" and 1 us for each {:.1f} bytes", *link.bytes_per_us);
+  return text + (rules.overlaps ? ", while the stages compute" : "");
 }
 
 struct Row {
@@ -59,6 +78,7 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
       fmt::format("{} units in {} stages for {} with {} microbatches, optimized for {}\n", names.size(),
                   partition.stages.size(), to_string(shape.kind), shape.microbatches, to_string(partition.objective));
   const auto out = std::back_inserter(text);
+  if (partition.stages.size() > 1) fmt::format_to(out, "{}\n", describe_link(request.rules));
   fmt::format_to(out, "{:>5} {:<{}} {:>5} {:>12} {:>7} {:>14} {:>5} {:>14}\n", "stage", "first unit", width, "units", "time us",
                  "share", "bytes", "held", "bytes at cut");
   for (std::size_t i = 0; i < partition.stages.size(); ++i) {
@@ -73,7 +93,7 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
   }
   if (!recomputing.empty()) fmt::format_to(out, "stages that recompute: {}\n", recomputing);
   fmt::format_to(out, "predicted step: {:.1f} us, bubble {:.1f} %\n{}\n", microseconds(prediction.replay.step_ps),
-                 100 * prediction.replay.bubble(), describe_decider(partition, names));
+                 100 * prediction.replay.bubble(), describe_decider(partition, names, shape.ranks));
   return text;
 }
 

@@ -17,6 +17,8 @@ namespace {
 constexpr std::size_t kMaxSimulatedSteps = 4096;
 constexpr std::size_t kMaxRootedSteps = 32 * kMaxSimulatedSteps;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
+// A simulation shows a rank at most half a percent less busy than the estimate does (SelectorPruning.LowerBoundsHold).
+constexpr double kSimulatedMayBeLess = 0.95;
 
 /// The time that one rank's Program needs its core, which also moves data through shared memory, and the network ports of its
 /// node.
@@ -26,14 +28,12 @@ struct Demand {
   double in_us = 0;
 };
 
-/// The estimate for the ranks of one node.
+/// The estimate for the ranks of one node, from their Programs.
 class NodeEstimate {
  public:
-  NodeEstimate(const Algorithm& algorithm, const Topology& topology, const CostModel& costs, const Collective& collective,
-               const std::vector<int>& ranks)
-      : topology_(topology), costs_(costs), collective_(collective) {
-    for (const int rank : ranks) programs_.push_back(algorithm.build(topology, collective, rank));
-  }
+  NodeEstimate(const Topology& topology, const CostModel& costs, const Collective& collective,
+               const std::vector<Program>& programs)
+      : topology_(topology), costs_(costs), collective_(collective), programs_(programs) {}
 
   [[nodiscard]] double busy_us() const {
     const Demand demand = together();
@@ -134,7 +134,7 @@ class NodeEstimate {
   const Topology& topology_;
   const CostModel& costs_;
   const Collective& collective_;
-  std::vector<Program> programs_;
+  const std::vector<Program>& programs_;
 };
 
 /// The time of the hops that no Program shows, each for a tile of half of the message.
@@ -146,48 +146,39 @@ double hidden_us(const Algorithm& algorithm, const Topology& topology, const Col
   return algorithm.hidden_hops(topology) * (cost.latency_us + bytes * cost.us_per_byte);
 }
 
-}  // namespace
-
-namespace {
-
-/// Estimates for a sample of nodes whose ranks represent all.
-std::vector<NodeEstimate> sample(const Algorithm& algorithm, const Topology& topology, const CostModel& costs,
-                                 const Collective& collective) {
-  auto nodes = ranks_of_nodes(topology);
-  // Without a shared wire, a few ranks represent all.
-  if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
-  const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-  const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
-  // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
-  const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
-  std::set<std::ptrdiff_t> chosen{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
-  if (has_root(collective.kind)) chosen.insert(topology.node_of_rank[static_cast<std::size_t>(collective.root)]);
-  std::vector<NodeEstimate> estimates;
-  for (const std::ptrdiff_t node : chosen) {
-    estimates.emplace_back(algorithm, topology, costs, collective, nodes[static_cast<std::size_t>(node)]);
+/// The Programs of a sample of nodes whose ranks represent all.
+class Sample {
+ public:
+  Sample(const Algorithm& algorithm, const Topology& topology, const Collective& collective) : collective_(collective) {
+    auto nodes = ranks_of_nodes(topology);
+    // Without a shared wire, a few ranks represent all.
+    if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
+    const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+    const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
+    // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
+    const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
+    std::set<std::ptrdiff_t> chosen{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
+    if (has_root(collective.kind)) chosen.insert(topology.node_of_rank[static_cast<std::size_t>(collective.root)]);
+    for (const std::ptrdiff_t node : chosen) {
+      std::vector<Program>& programs = nodes_.emplace_back();
+      for (const int rank : nodes[static_cast<std::size_t>(node)])
+        programs.push_back(algorithm.build(topology, collective, rank));
+    }
   }
-  return estimates;
-}
 
-}  // namespace
+  /// `topology`: that of the Programs, with any costs.
+  [[nodiscard]] double most_us(const Topology& topology, double (NodeEstimate::*of_node)() const) const {
+    const CostModel costs(topology);
+    double most_us = 0;
+    for (const std::vector<Program>& programs : nodes_)
+      most_us = std::max(most_us, (NodeEstimate(topology, costs, collective_, programs).*of_node)());
+    return most_us;
+  }
 
-double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const CostModel costs(topology);
-  double slowest_us = 0;
-  for (const NodeEstimate& node : sample(algorithm, topology, costs, collective))
-    slowest_us = std::max(slowest_us, node.total_us());
-  return slowest_us + hidden_us(algorithm, topology, collective);
-}
-
-double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const CostModel costs(topology);
-  double busiest_us = 0;
-  for (const NodeEstimate& node : sample(algorithm, topology, costs, collective))
-    busiest_us = std::max(busiest_us, node.busy_us());
-  return busiest_us;
-}
-
-namespace {
+ private:
+  Collective collective_;
+  std::vector<std::vector<Program>> nodes_;
+};
 
 /// Cost for rank 0 of pure acknowledgement packets. A message of a single packet causes one if its receiver does not answer
 /// with a message of its own: in a ring it does not, in a pairwise exchange it does. Every larger message causes one. 4
@@ -219,22 +210,6 @@ Collective with_equal_shares(const Collective& collective, int ranks) {
   return equal;
 }
 
-/// Time of a call whose bytes all pass at the steady rate of its links.
-double steady_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const Program first = algorithm.build(topology, collective, 0);
-  const std::size_t steps = first.steps.size() * topology.node_of_rank.size();
-  // A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
-  const bool symmetric = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
-  // In a tree, rank 0 does not represent which rank waits for which.
-  const double more_us = symmetric ? acknowledging_us(first, topology, collective) : 0;
-  const auto estimate = [&] { return more_us + estimate_us(algorithm, topology, collective); };
-  if (steps > (symmetric ? kMaxSimulatedSteps : kMaxRootedSteps)) return estimate();
-  const auto schedule = build_schedule(algorithm, topology, collective);
-  if (!schedule.ok()) return estimate();
-  const auto simulation = simulate(*schedule);
-  return simulation.ok() ? more_us + simulation->total_us : estimate();
-}
-
 // Bytes that a token bucket was observed to let pass at once (probe.cc).
 constexpr double kBurstBytes = 64 << 10;
 
@@ -246,32 +221,94 @@ struct Bursts {
   double tokens_us = 0;  // until the tokens of a call have accumulated
 };
 
-std::optional<Bursts> in_bursts(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const LinkCost& wire = topology.cost[static_cast<std::size_t>(LinkClass::network)];
-  if (wire.burst_us_per_byte < 0 || topology.nodes() == 1) return {};
-  // Some node sends at least one rank's share: checked before the Programs are built.
-  if (static_cast<double>(collective.input_bytes()) > kBurstBytes * topology.ranks()) return {};
-  Bursts bursts{topology};
-  for (LinkCost& cost : bursts.topology.cost) cost.overhead_us = 0;
-  bursts.tokens_us = busy_us(algorithm, bursts.topology, collective);
-  if (bursts.tokens_us > kBurstBytes * wire.us_per_byte) return {};
-  bursts.topology.cost = topology.cost;
-  bursts.topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte = wire.burst_us_per_byte;
-  return bursts;
-}
+/// The predictions for one call. The Programs of the sample are built once, when a prediction needs them.
+class Prediction {
+ public:
+  Prediction(const Algorithm& algorithm, const Topology& topology, const Collective& collective)
+      : algorithm_(algorithm), topology_(topology), collective_(collective) {}
+
+  [[nodiscard]] double estimate_us(const Topology& topology) {
+    return sample().most_us(topology, &NodeEstimate::total_us) + hidden_us(algorithm_, topology, collective_);
+  }
+  [[nodiscard]] double busy_us(const Topology& topology) { return sample().most_us(topology, &NodeEstimate::busy_us); }
+
+  /// Time of a call whose bytes all pass at the steady rate of its links.
+  [[nodiscard]] double steady_us(const Topology& topology) {
+    const Program first = algorithm_.build(topology, collective_, 0);
+    const std::size_t steps = first.steps.size() * topology.node_of_rank.size();
+    // A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
+    const bool symmetric = !has_root(collective_.kind) && collective_.kind != CollectiveKind::barrier;
+    // In a tree, rank 0 does not represent which rank waits for which.
+    const double more_us = symmetric ? acknowledging_us(first, topology, collective_) : 0;
+    if (steps <= (symmetric ? kMaxSimulatedSteps : kMaxRootedSteps)) {
+      const auto schedule = build_schedule(algorithm_, topology, collective_);
+      const auto simulation = schedule.ok() ? simulate(*schedule) : Result<Simulation>(schedule.status());
+      if (simulation.ok()) return more_us + simulation->total_us;
+    }
+    return more_us + estimate_us(topology);
+  }
+
+  [[nodiscard]] std::optional<Bursts> bursts() {
+    const LinkCost& wire = topology_.cost[static_cast<std::size_t>(LinkClass::network)];
+    if (wire.burst_us_per_byte < 0 || topology_.nodes() == 1) return {};
+    // Some node sends at least one rank's share: checked before the Programs are built.
+    if (static_cast<double>(collective_.input_bytes()) > kBurstBytes * topology_.ranks()) return {};
+    Bursts bursts{topology_};
+    for (LinkCost& cost : bursts.topology.cost) cost.overhead_us = 0;
+    bursts.tokens_us = busy_us(bursts.topology);
+    if (bursts.tokens_us > kBurstBytes * wire.us_per_byte) return {};
+    bursts.topology.cost = topology_.cost;
+    bursts.topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte = wire.burst_us_per_byte;
+    return bursts;
+  }
+
+ private:
+  [[nodiscard]] const Sample& sample() {
+    if (!sample_) sample_.emplace(algorithm_, topology_, collective_);
+    return *sample_;
+  }
+
+  const Algorithm& algorithm_;
+  const Topology& topology_;
+  const Collective& collective_;
+  std::optional<Sample> sample_;
+};
 
 }  // namespace
 
+double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  return Prediction(algorithm, topology, collective).estimate_us(topology);
+}
+
+double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  return Prediction(algorithm, topology, collective).busy_us(topology);
+}
+
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& asked) {
   const Collective collective = with_equal_shares(asked, topology.ranks());
-  const auto bursts = in_bursts(algorithm, topology, collective);
-  if (!bursts) return steady_us(algorithm, topology, collective);
-  return std::max(bursts->tokens_us, steady_us(algorithm, bursts->topology, collective));
+  Prediction prediction(algorithm, topology, collective);
+  const auto bursts = prediction.bursts();
+  if (!bursts) return prediction.steady_us(topology);
+  return std::max(bursts->tokens_us, prediction.steady_us(bursts->topology));
 }
 
 double work_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const auto bursts = in_bursts(algorithm, topology, collective);
-  return busy_us(algorithm, bursts ? bursts->topology : topology, collective);
+  Prediction prediction(algorithm, topology, collective);
+  const auto bursts = prediction.bursts();
+  return prediction.busy_us(bursts ? bursts->topology : topology);
+}
+
+double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& asked) {
+  const Collective collective = with_equal_shares(asked, topology.ranks());
+  Topology fast = topology;
+  LinkCost& wire = fast.cost[static_cast<std::size_t>(LinkClass::network)];
+  if (wire.burst_us_per_byte >= 0) wire.us_per_byte = std::min(wire.us_per_byte, wire.burst_us_per_byte);
+  // A rank of the smallest node, which is in every sample.
+  const auto nodes = ranks_of_nodes(topology);
+  const int rank = std::ranges::min_element(nodes, {}, [](const auto& ranks) { return ranks.size(); })->front();
+  const std::vector<Program> programs{algorithm.build(topology, collective, rank)};
+  const CostModel costs(fast);
+  return kSimulatedMayBeLess * NodeEstimate(fast, costs, collective, programs).busy_us();
 }
 
 PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {

@@ -10,6 +10,9 @@ namespace shoal {
 /// equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
+/// A lower bound of predict_us() from the Program of one rank, at a small part of its cost. Precondition as there.
+double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
 /// Only the estimate: latency along the longest chain of hops plus the busy time of the busiest port or core. Assumes that a
 /// peer sends when this rank does its corresponding send, which holds only for symmetric collectives; for other collectives it
 /// is a lower bound.

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <set>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "src/selector/predict.h"
 
@@ -32,6 +35,9 @@ constexpr double kGoesThroughWindows = 1.5;
 // nodes, 8 MiB, 200 Mbit/s, predicted equal).
 constexpr std::string_view kPartnerSwitchPenalty = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
+
+// For so few ranks a prediction costs hardly more than its lower bound.
+constexpr int kFewRanks = 16;
 
 bool sends_count(const Topology& topology, const Collective& collective) {
   const bool from_each_to_all = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
@@ -73,8 +79,33 @@ double rated_us(const Candidate& candidate, const Topology& topology, const Coll
   return candidate.time_us() + (kCallsInARow - 1) * busy_us(*candidate.algorithm, topology, collective);
 }
 
-/// Every algorithm with its time in the table and in the model; the latter if `model_always`, or if the table has no time for
-/// any algorithm.
+/// Predicts the candidates that can be chosen. Removes the others: their lower bound alone is further behind the fastest than
+/// any correction makes up for.
+void predict_promising(std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
+  const bool bounds_pay = topology.ranks() > kFewRanks;
+  std::vector<std::pair<double, Candidate*>> bounds;
+  for (Candidate& candidate : candidates) {
+    if (!candidate.status.ok()) continue;
+    bounds.emplace_back(bounds_pay ? least_us(*candidate.algorithm, topology, collective) : 0, &candidate);
+  }
+  std::ranges::sort(bounds, {}, [](const auto& bound) { return bound.first; });
+  const bool calls_overlap = has_root(collective.kind) && topology.nodes() > 1;
+  const double factor = kGoesThroughWindows * (calls_overlap ? kCallsInARow : 1);
+  double fastest_us = std::numeric_limits<double>::infinity();
+  std::set<const Algorithm*> hopeless;
+  for (const auto& [least, candidate] : bounds) {
+    if (least > factor * fastest_us) {
+      hopeless.insert(candidate->algorithm);
+      continue;
+    }
+    candidate->predicted_us = predict_us(*candidate->algorithm, topology, collective);
+    fastest_us = std::min(fastest_us, candidate->predicted_us);
+  }
+  std::erase_if(candidates, [&](const Candidate& candidate) { return hopeless.contains(candidate.algorithm); });
+}
+
+/// Every algorithm with its time in the table and in the model if `model_always`. Otherwise the algorithms that can be chosen:
+/// with their times in the table or, if it has none, in the model.
 std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
                                 bool model_always) {
   std::vector<Candidate> candidates;
@@ -86,10 +117,9 @@ std::vector<Candidate> rate_all(const Topology& topology, const Collective& coll
     measured |= candidate.measured_us.has_value();
     candidates.push_back(std::move(candidate));
   }
+  if (!model_always && !measured) predict_promising(candidates, topology, collective);
   for (Candidate& candidate : candidates) {
-    if (candidate.status.ok() && (model_always || !measured)) {
-      candidate.predicted_us = predict_us(*candidate.algorithm, topology, collective);
-    }
+    if (candidate.status.ok() && model_always) candidate.predicted_us = predict_us(*candidate.algorithm, topology, collective);
   }
   // Stable: among equals the first in algorithms() stays first.
   std::ranges::stable_sort(candidates, [](const Candidate& a, const Candidate& b) {
@@ -261,7 +291,8 @@ Result<Explanation> explain(const Topology& topology, const Collective& collecti
   } else {
     const auto election = best(explanation.candidates, topology, collective);
     if (!election.ok()) return election.status();
-    const auto choice = select(topology, collective, {}, tuned, costs);
+    const bool by_classes = costs == ChoiceCosts::classes && order_shows(collective);
+    const auto choice = by_classes ? select(topology, collective, {}, tuned, costs) : Result<Choice>(election->choice);
     if (!choice.ok()) return choice.status();
     explanation.choice = *choice;
     why = choice->algorithm == election->choice.algorithm

@@ -327,10 +327,11 @@ void signature(const Counter& counter) {
                 });
 }
 
-/// The choice for one call on two nodes of four ranks.
+/// The choice for one call.
+template <int Nodes, int RanksOfNode, std::size_t Bytes>
 void selector(const Counter& counter) {
-  const Topology topology = Topology::uniform(2, 4);
-  counter.count([] {}, [&] { require(select(topology, all_reduce_of(std::size_t{1} << 20)).status()); });
+  const Topology topology = Topology::uniform(Nodes, RanksOfNode);
+  counter.count([] {}, [&] { require(select(topology, all_reduce_of(Bytes)).status()); });
 }
 
 struct Path {
@@ -350,7 +351,8 @@ constexpr Path kPaths[] = {
     {"plan_look_up", plan_look_up},
     {"recorder_off", recorder_off},
     {"signature", signature},
-    {"selector", selector},
+    {"selector", selector<2, 4, 1 << 20>},
+    {"selector_1x32", selector<1, 32, 1 << 10>},
 };
 
 #ifdef __clang__

@@ -345,14 +345,13 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
         const auto abort_now = [&] {
           board.mark_ns.store(now_ns());
           c.abort("the loss is not a number");
-          board.returned.store(1);
         };
         const auto later = std::chrono::milliseconds(60);
-        if (c.rank() == 3) {  // gets the error in its next call
+        if (c.rank() == 3) {  // gets the error in its next call: a call while others wait would disagree with theirs
           std::this_thread::sleep_for(later);
           if (!other_thread) abort_now();
           const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-          while (board.returned.load() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
+          while (board.returned.load() < 3 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
           return c.barrier();
         }
         if (c.rank() == 0 && other_thread) {
@@ -362,6 +361,7 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
           });
         }
         const Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+        board.returned.fetch_add(1);
         if (aborter.joinable()) aborter.join();
         return status;
       });
@@ -473,8 +473,9 @@ INSTANTIATE_TEST_SUITE_P(InACall, Abort,
                          name_of_wait);
 INSTANTIATE_TEST_SUITE_P(WhileGroupsAreMade, Abort, ::testing::ValuesIn(on_every_wire({"split", "shrink"})), name_of_wait);
 
-// Three ranks wait for the fourth. The slowest rank of a round counts. On a busy machine a round may take longer by the
-// SchedulingDelay that its ranks measured; one round of three must hold the limit without it.
+// Three ranks wait for the fourth. The slowest rank of a round counts. On a busy machine a round may take longer: three threads
+// must get a core in turn (the one that aborts, the one that receives, the one that waits), each after the SchedulingDelay that
+// the ranks measured. One round of three must hold the limit without it.
 TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
   const std::string wire = GetParam().wire;
   const std::string name = GetParam().name;
@@ -528,6 +529,9 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
       });
       EXPECT_EQ(job.wait(30 * kSlack), "");
       const std::int64_t aborted_ns = job.board().mark_ns.load();
+      std::int64_t preempted_ns = 0;
+      for (const Board::Rank& one : job.board().ranks) preempted_ns = std::max<std::int64_t>(preempted_ns, one.preempted_ns);
+      const double preempted = 3e-9 * static_cast<double>(preempted_ns);
       double slowest = 0;
       for (int rank = 0; rank < 4; ++rank) {
         const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
@@ -538,8 +542,7 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
         EXPECT_EQ(testing::first_rank_named_in(one.text.data()), aborter) << one.text.data();
         if (rank == 3) continue;
         const double seconds = 1e-9 * static_cast<double>(one.returned_ns - aborted_ns);
-        const double preempted = 1e-9 * static_cast<double>(one.preempted_ns);
-        EXPECT_LT(seconds, 0.1 * kSlack + preempted) << "rank " << rank << ", preempted for " << preempted << " s";
+        EXPECT_LT(seconds, 0.1 * kSlack + preempted) << "rank " << rank << ", three times preempted: " << preempted << " s";
         slowest = std::max(slowest, seconds);
       }
       if (HasFailure()) return;

@@ -16,6 +16,7 @@
 #include "src/diagnosis/signature.h"
 #include "src/join/job_key.h"
 #include "src/join/startup_exchange.h"
+#include "src/join/text_list.h"
 #include "transports/shm/message.h"
 #include "transports/shm/rendezvous.h"
 
@@ -32,9 +33,9 @@ void expect_printable_error(const Status& status) {
 }
 
 void parse_refusals(std::string_view text) {
-  expect_printable_error(parse_refusal(3, text));
-  if (const auto cause = parse_cause(text)) expect_printable_error(*cause);
-  if (!parse_cause("3 " + std::string(text))) std::abort();
+  if (const auto why = parse_refusal(text)) expect_printable_error(*why);
+  if (!text.empty() && !parse_refusal("-3 " + std::string(text))) std::abort();
+  if (const auto texts = split_texts(text, 2); texts && split_texts(join_texts(*texts), 2) != texts) std::abort();
   shm::Message message;
   std::memcpy(static_cast<void*>(&message), text.data(), std::min(text.size(), sizeof message));
   const Status refusal = shm::refusal_status(message);

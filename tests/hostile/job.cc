@@ -3,9 +3,10 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string_view>
@@ -16,10 +17,9 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/join/startup_exchange.h"
+#include "src/join/text_list.h"
 #include "src/trust/refusals.h"
 #include "tests/hostile/connection_hooks.h"
-#include "transports/shm/segment.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/repairs.h"
 
@@ -30,50 +30,62 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kSumsOfSecond = 100;  // then the second communicator counts as working
 
+/// The texts that ranks contribute to a step of the start-up, by rank. Two texts of a rank: its node and its cores. Three: the
+/// addresses of its control links, shared memory and network.
+using TextsOfRanks = std::map<int, std::vector<std::string>>;
+
+TextsOfRanks texts_of_ranks(std::string_view key, std::string_view value) {
+  TextsOfRanks found;
+  const auto add = [&found](int rank, std::string_view joined) {
+    for (const std::size_t count : {std::size_t{2}, std::size_t{3}}) {
+      if (auto texts = split_texts(joined, count)) found[rank] = *std::move(texts);
+    }
+  };
+  if (!value.starts_with('+')) return found;
+  const int rank = std::atoi(std::string(key.substr(key.rfind('/') + 1)).c_str());
+  if (rank != 0) {
+    add(rank, value.substr(1));
+  } else if (const auto all = split_texts(value.substr(std::min(value.find(' '), value.size() - 1) + 1), kRanks)) {
+    for (int of = 0; of < kRanks; ++of) add(of, (*all)[static_cast<std::size_t>(of)]);
+  }
+  return found;
+}
+
 /// A store with a key prefix. Gives the isolated rank another node, publishes the listening addresses of this rank, and holds
-/// back connections by stage. It recognizes addresses by their form, since keys and order of the start-up are internal to the
-/// library.
+/// back connections by stage.
 class PrefixedStore final : public Store {
  public:
   PrefixedStore(Store& store, std::string prefix, int rank) : store_(store), prefix_(std::move(prefix)), rank_(rank) {}
   Status set(std::string_view key, std::string_view value) override {
-    const bool alone = rank_ == kIsolated && value.ends_with(node_identity());
-    if (const auto plane = plane_of(key, value); !plane.empty()) {
-      const Status status = store_.set(listener_key(prefix_, plane, rank_), without_mark(value));
-      if (!status.ok()) return status;
+    std::string changed(value);
+    if (auto texts = texts_of_ranks(key, value)[rank_]; texts.size() == 2 && rank_ == kIsolated) {
+      texts[0] += "/elsewhere";
+      changed = "+" + join_texts(texts);
+    } else if (texts.size() == 3) {
+      for (const std::size_t plane : {0, 1, 2}) {
+        if (texts[plane].empty()) continue;
+        if (Status status = store_.set(listener_key(prefix_, kPlanes[plane], rank_), texts[plane]); !status.ok()) return status;
+      }
     }
-    return store_.set(prefix_ + std::string(key), std::string(value) + (alone ? "/elsewhere" : ""));
+    return store_.set(prefix_ + std::string(key), changed);
   }
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
     auto value = store_.get(prefix_ + std::string(key), deadline);
-    if (value.ok()) {
-      if (const auto plane = plane_of(key, *value); !plane.empty())
-        limit_connections(plane, rank_of(key), without_mark(*value));
+    if (!value.ok()) return value;
+    for (const auto& [rank, texts] : texts_of_ranks(key, *value)) {
+      if (texts.size() != 3) continue;
+      for (const std::size_t plane : {0, 2}) limit_connections(kPlanes[plane], rank, texts[plane]);
     }
     return value;
   }
 
  private:
-  static int rank_of(std::string_view key) { return std::atoi(std::string(key.substr(key.rfind('/') + 1)).c_str()); }
-  // A leading '+' marks a value that continues.
-  static std::string without_mark(std::string_view value) { return std::string(value.substr(value.starts_with('+') ? 1 : 0)); }
-
-  // The plane of an address value; "" for other values. The first addresses of a rank are those of its control links.
-  std::string plane_of(std::string_view key, std::string_view text) {
-    const std::string value = without_mark(text);
-    if (value.size() > sizeof(shm::kSegmentMagic) &&
-        std::memcmp(value.data(), &shm::kSegmentMagic, sizeof(shm::kSegmentMagic)) == 0)
-      return "shm";
-    if (value.empty() || !tcp::split_addresses(value).ok()) return {};
-    std::string& first = first_addresses_[rank_of(key)];
-    if (first.empty()) first = key;
-    return first == key ? "control" : "network";
-  }
+  static constexpr std::array<const char*, 3> kPlanes{"control", "shm", "network"};
 
   // Odd ranks use IPv6 where available. The first connection to a listener passes, so that it is recorded.
   void limit_connections(std::string_view plane, int to, const std::string& value) const {
     const auto addresses = tcp::split_addresses(value);
-    if (!addresses.ok()) return;  // an address of shared memory
+    if (!addresses.ok()) return;  // this rank has none
     bool six = false;
     for (const auto& address : *addresses) six |= address.family() == AF_INET6;
     int stage = 0;
@@ -88,7 +100,6 @@ class PrefixedStore final : public Store {
   Store& store_;
   std::string prefix_;
   int rank_;
-  std::map<int, std::string> first_addresses_;  // rank -> key
 };
 
 /// Makes and checks a sum. Returns the error, or "". `more`: by an element of the sum, rank 0 announces another one.

@@ -61,7 +61,7 @@ PYTHON = shlex.quote(sys.executable)
 REACH_FUNCTION = f"reach() {{ {PYTHON} -c {shlex.quote(REACH)} $1; }}; "  # for sh
 
 
-def cluster(*arguments, timeout=60, **environment):
+def cluster(*arguments, timeout=240, **environment):
     return subprocess.run([CLUSTER, *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
 
@@ -95,7 +95,7 @@ class TestUsage:
         probe = ["unshare", "-Ur", "sh", "-c", script, "sh"]
         if subprocess.run([*probe, "true"], capture_output=True, check=False).returncode != 0:
             pytest.skip("the right to make namespaces cannot be taken away here")
-        done = subprocess.run([*probe, CLUSTER, "2x1", "--", "true"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([*probe, CLUSTER, "2x1", "--", "true"], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 125, done.stderr
         assert "namespace" in done.stderr
 
@@ -262,7 +262,7 @@ else:
             # The last process of a rank starts after it has printed "up".
             assert len(processes.once(marker, lambda found: len(found) >= 12)) >= 12
             run.send_signal(number)
-            assert run.wait(timeout=20) == (-9 if number == signal.SIGKILL else 128 + number)
+            assert run.wait(timeout=240) == (-9 if number == signal.SIGKILL else 128 + number)
             assert processes.once(marker, lambda found: not found) == []  # the kernel removes namespaces with their last process
         with open("/proc/net/dev", encoding="ascii") as file:
             assert file.read().count(":") == interfaces
@@ -275,7 +275,7 @@ else:
             pytest.skip("user namespaces are not permitted here")
         if subprocess.run([*command, "test", "-r", CLUSTER], check=False).returncode != 0:
             pytest.skip("a plain user cannot read this checkout")
-        done = subprocess.run([*command, CLUSTER, "2x1", "--", "hostname"], capture_output=True, text=True, timeout=30, check=False, cwd="/")
+        done = subprocess.run([*command, CLUSTER, "2x1", "--", "hostname"], capture_output=True, text=True, timeout=240, check=False, cwd="/")
         assert sorted(done.stdout.split()) == ["node0", "node1"], done.stderr
 
     def test_mpirun_starts_the_ranks(self):

@@ -40,7 +40,7 @@ class TestCompare:
 
     def compare(self, *arguments):
         command = [COMPARE, "--build", self.folder, "--out", self.out, "--quick", "--only", "1x2-halves", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     def read(self, name):
         with open(os.path.join(self.out, name), encoding="utf-8") as file:

@@ -20,7 +20,7 @@ def check_agreement(ranks, **environment):
         pytest.skip("built without MPI")
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "OMPI_", "PMIX_"))}
     command = (*MPIRUN, "-n", str(ranks), PROGRAM, str(1000 + ranks), str(CALLS))
-    done = subprocess.run(command, env=alone | environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=alone | environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     compared = dict(re.findall(r"(\w+)=(\d+)", done.stdout))
     assert set(compared) == KINDS, done.stdout

@@ -34,7 +34,7 @@ def loss_complaint():
     if not shutil.which("iptables", path=PATH):
         return "there is no iptables (bench/setup test-packages)"
     probe = subprocess.run([CLUSTER, "1x1", "--", "iptables", "-A", "INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.01",
-                            "-j", "DROP"], capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PATH": PATH})
+                            "-j", "DROP"], capture_output=True, text=True, timeout=240, check=False, env=os.environ | {"PATH": PATH})
     return None if probe.returncode == 0 else f"iptables cannot lose packets at random here: {probe.stderr.strip()}"
 
 
@@ -49,7 +49,7 @@ class TestNetwork:
     def run_sums(self, shape, seconds, *options, script='exec "$@"', environment=None):
         """(sums, transport, seconds of the slowest, all output) of a job whose ranks run `script` with the program as arguments."""
         done = subprocess.run([CLUSTER, shape, *options, "--timeout", "60", "--", "sh", "-c", script, "sh", SUMS, str(seconds)],
-                              capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False,
+                              capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL, check=False,
                               env=os.environ | {"PATH": PATH} | (environment or {}))
         output = done.stdout + done.stderr
         assert done.returncode == 0, output[-4000:]

@@ -39,7 +39,7 @@ def run_perf(hosts, transport, *options):
         path = os.path.join(folder, "measured.json")
         done = subprocess.run([CLUSTER, f"{hosts}x1", "--rails", "2", "--timeout", "80", *options[:at], "--", PERF, "--transport", transport,
                                "--json", path, "--no-limit", "--out-of-place", *options[at + 1:]],
-                              capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False)
+                              capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL, check=False)
         assert done.returncode == 0, f"{transport}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         with open(path, encoding="utf-8") as file:
             results = json.load(file)["results"]

@@ -19,7 +19,7 @@ SHOAL = os.path.join(support.BUILD, "bin/shoal")
 STUBBORN = "trap '' INT TERM HUP; sleep 1000 & echo up; sleep 1000; sleep 1000"
 
 
-def run(*arguments, timeout=60, **environment):
+def run(*arguments, timeout=240, **environment):
     return subprocess.run([SHOAL, "run", *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
 
@@ -38,7 +38,7 @@ def start_ranks(ranks, timeout_s=30, users=(), open_files=None, **environment):
                              env=common | {"SHOAL_RANK": str(rank), "SHOAL_SIZE": str(size)}, user=user)
             for (rank, size), user in itertools.zip_longest(ranks, users)]
     try:
-        return [(job.pid, job.communicate(timeout=60)[1]) for job in jobs]
+        return [(job.pid, job.communicate(timeout=240)[1]) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
@@ -59,7 +59,7 @@ def check_nothing_is_left(number, arguments, count):
         # The last process of a rank starts after it has printed "up".
         assert len(processes.once(marker, lambda found: len(found) >= 3 * count)) >= 3 * count
         job.send_signal(number)
-        assert job.wait(timeout=30) == (-9 if number == signal.SIGKILL else 128 + number)
+        assert job.wait(timeout=240) == (-9 if number == signal.SIGKILL else 128 + number)
         assert processes.once(marker, lambda found: not found) == []
 
 
@@ -164,7 +164,7 @@ class TestLocal:
         job.send_signal(signal.SIGUSR1)
         assert job.stdout.read() == "asked\nasked\n"
         job.stdout.close()
-        assert job.wait(timeout=30) == 0
+        assert job.wait(timeout=240) == 0
 
 
 class TestHosts:

@@ -28,7 +28,7 @@ def measure(folder, hosts, algorithm, *options):
     """The results of shoal_perf on `hosts` hosts."""
     path = os.path.join(folder, "measured.json")
     done = subprocess.run([CLUSTER, f"{hosts}x1", *LINKS, "--timeout", "50", "--", PERF, "--algorithm", algorithm, "-c", "0",
-                           "--json", path, *options], capture_output=True, text=True, timeout=60, check=False)
+                           "--json", path, *options], capture_output=True, text=True, timeout=240, check=False)
     if done.returncode != 0:
         raise AssertionError(f"shoal_perf on {hosts} hosts ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     with open(path, encoding="utf-8") as file:
@@ -38,7 +38,7 @@ def measure(folder, hosts, algorithm, *options):
 def predict_us(hosts, algorithm, size, gbit_s, latency_us):
     done = subprocess.run([SHOAL, "simulate", "--platform", "emulated", "--nodes", str(hosts), "--algorithm", algorithm, "--size", str(size),
                            "--network-gbit-s", str(gbit_s), "--network-latency-us", str(latency_us), "--json", "-"],
-                          capture_output=True, text=True, timeout=60, check=False)
+                          capture_output=True, text=True, timeout=240, check=False)
     if done.returncode != 0:
         raise AssertionError(done.stderr)
     return json.loads(done.stdout)["results"][0]["time_us"]

@@ -13,7 +13,7 @@ SHOAL = os.path.join(support.BUILD, "bin/shoal")
 QUICK = ("--max-size", "256", "--budget", "60")
 
 
-def shoal(*arguments, timeout=120, **environment):
+def shoal(*arguments, timeout=240, **environment):
     return subprocess.run([SHOAL, *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
 
@@ -134,7 +134,7 @@ class TestTune:
             pytest.skip("mpirun is not installed")
         no_leaks = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}  # libpmix leaks
         done = subprocess.run(["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", "2", SHOAL, "tune", "-o", self.path, "--max-size", "64"],
-                              env={**os.environ, **no_leaks}, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+                              env={**os.environ, **no_leaks}, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL, check=False)
         assert done.returncode == 0, done.stderr
         assert self.table()["shapes"][0]["shape"] == "1x2"
 

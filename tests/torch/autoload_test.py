@@ -46,7 +46,7 @@ def start(script, *arguments, packages=PACKAGES, options=(), **environment):
 
 
 def output(process):
-    text = process.communicate(timeout=60)[0]
+    text = process.communicate(timeout=240)[0]
     assert process.returncode == 0, text
     return text
 
@@ -85,7 +85,7 @@ class TestInstalledCopy:
         assert lines[-2:] == ["listed [] True", "loaded False False"]
 
     def test_torchs_variable_turns_it_off(self):
-        text = start(NAMES_SHOAL_ALONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").communicate(timeout=60)[0]
+        text = start(NAMES_SHOAL_ALONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").communicate(timeout=240)[0]
         assert "torch is here" in text and "refused" not in text
 
 

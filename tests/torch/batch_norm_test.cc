@@ -11,7 +11,11 @@
 #include "torch_plugin/parallel/batch_norm/batch_norm_layers.h"
 #include "torch_plugin/parallel/batch_norm/channel_moments.h"
 #include "torch_plugin/parallel/batch_norm/deferred_statistics.h"
+#include "torch_plugin/parallel/batch_norm/fewest_values.h"
 #include "torch_plugin/parallel/chain/chain.h"
+#include "torch_plugin/parallel/checkpoint/fingerprint.h"
+#include "torch_plugin/parallel/replicas/replica_reduction.h"
+#include "torch_plugin/parallel/runtime/few_values.h"
 
 namespace shoal::parallel::pipeline_testing {
 namespace {
@@ -123,6 +127,71 @@ TEST(DeferredBatchNorm, UpdatesAsTheWholeBatch) {
   });
 }
 
+/// The statistics of all stages of a pipeline, each updated with a whole batch at once.
+struct StatisticsAtOnce {
+  explicit StatisticsAtOnce(int stages) : alone(stages) {
+    for (const auto& unit : alone.units) norms.emplace_back(norm_of(*unit)->options);
+  }
+  void step(const at::Tensor& images, int microbatches) {
+    const at::NoGradGuard no_grad;
+    std::vector<std::vector<at::Tensor>> inputs(norms.size());
+    std::int64_t begin = 0;
+    for (const std::int64_t size : OneProcess::sizes(images.size(0), microbatches)) {
+      at::Tensor x = images.narrow(0, begin, size);
+      for (std::size_t stage = 0; stage < norms.size(); ++stage) {
+        inputs[stage].push_back(input_of_norm(*alone.units[stage], x));
+        x = alone.units[stage]->forward(x);  // normalizes by microbatch
+      }
+      begin += size;
+    }
+    for (std::size_t stage = 0; stage < norms.size(); ++stage) (void)norms[stage]->forward(at::cat(inputs[stage]));
+  }
+  OneProcess alone;
+  std::vector<nn::BatchNorm2d> norms;
+};
+
+bool has_statistics(const nn::BatchNorm2d& norm, const nn::BatchNorm2d& wanted) {
+  return ::torch::allclose(norm->running_mean, wanted->running_mean, 1e-5, 1e-6) &&
+         ::torch::allclose(norm->running_var, wanted->running_var, 1e-5, 1e-6) &&
+         ::torch::equal(norm->num_batches_tracked, wanted->num_batches_tracked);
+}
+
+TEST(DeferredBatchNorm, ReplicasHaveTheirOwnUntilSynchronized) {
+  run_ranks(4, [](Communicator& all) {
+    constexpr int kStages = 2;
+    const int stage = all.rank() % kStages;
+    const int replica = all.rank() / kStages;
+    const std::vector<std::shared_ptr<Unit>> chunks{make_stage(stage, kStages)};
+    const auto pipeline = *all.group(std::vector<int>{kStages * replica, kStages * replica + 1});
+    const auto reduction = std::make_shared<ReplicaReduction>(chunks, make_group(all, {stage, kStages + stage}));
+    PipelineModel model(chunks, *pipeline, {.schedule = ScheduleKind::one_f_one_b, .microbatches = 3, .batch_norm = kDeferred},
+                        reduction);
+    std::vector<StatisticsAtOnce> wanted{StatisticsAtOnce(kStages), StatisticsAtOnce(kStages)};  // of each replica
+    const auto wanted_of = [&](int each) {
+      return wanted[static_cast<std::size_t>(each)].norms[static_cast<std::size_t>(stage)];
+    };
+    for (int step = 0; step < 2; ++step) {
+      reduction->clear_gradients();
+      const int seed = 2 * step + replica;
+      (void)model.step(make_images(7, seed), make_targets(7, seed), cross_entropy);
+      for (int each = 0; each < 2; ++each) wanted[static_cast<std::size_t>(each)].step(make_images(7, 2 * step + each), 3);
+      check(has_statistics(norm_of(*chunks[0]), wanted_of(replica)), "statistics of the whole batch of this replica");
+      check(!has_statistics(norm_of(*chunks[0]), wanted_of(1 - replica)), "and not those of the other replica");
+    }
+    reduction->synchronize_buffers();
+    check(has_statistics(norm_of(*chunks[0]), wanted_of(0)), "statistics of replica 0");
+    const std::uint64_t own = fingerprint_of(chunks[0]->buffers());
+    std::vector<std::uint64_t> of_ranks(4);
+    check(all.all_gather(&own, of_ranks.data(), 1, DataType::uint64).ok(), "fingerprints");
+    check(of_ranks[0] == of_ranks[2] && of_ranks[1] == of_ranks[3] && of_ranks[0] != of_ranks[1], "the same bits");
+    const StepOutput outputs = model.evaluate(make_images(4, 9));
+    check(fingerprint_of(chunks[0]->buffers()) == own, "evaluation changes no statistics");
+    const std::uint64_t scores = fingerprint_of(outputs.outputs());
+    check(all.all_gather(&scores, of_ranks.data(), 1, DataType::uint64).ok(), "fingerprints");
+    check(std::ranges::count(of_ranks, scores) == 4, "all replicas evaluate alike");
+  });
+}
+
 /// A stage of one batch normalisation, for DeferredStatistics alone.
 struct NormUnit final : Unit {
   explicit NormUnit(const nn::BatchNorm1dOptions& options) : norm(register_module("norm", nn::BatchNorm1d(options))) {}
@@ -207,6 +276,27 @@ TEST(BatchNormValues, OneValueIsAnErrorThatSaysWhatToDo) {
           model.step(::torch::ones({1, 6}), make_targets(1, 0), cross_entropy);
         },
         {"unit '1'", "microbatch 0", "2 images"});
+  });
+}
+
+TEST(BatchNormValues, AreKnownBeforeTheFirstStep) {
+  run_ranks(1, [](Communicator&) {
+    const nn::Sequential model(nn::Conv2d(3, 4, 3), nn::BatchNorm2d(4), nn::Conv2d(4, 4, 3), nn::BatchNorm2d(4));
+    const Chain chain = *Chain::of(model);
+    const auto of_edge = [&](std::int64_t edge) { return **fewest_values(chain, ::torch::zeros({2, 3, edge, edge})); };
+    check(of_edge(6).unit == "3" && of_edge(6).for_each_image == 4, "the last layer has a map of 2 x 2");
+    check(check_values(of_edge(6), {3, 3}).ok(), "an image is enough");
+    check(check_values(of_edge(5), {6, 3}).ok(), "two images are enough");
+    check_equal(model->named_buffers()["1.running_mean"], ::torch::zeros({4}), "statistics");
+    const auto refused = [&](const Microbatches& microbatches, const std::vector<std::string>& facts) {
+      const Status status = check_values(of_edge(5), microbatches);
+      check(status.code() == StatusCode::invalid_argument && shoal::testing::mentions_all(status.message(), facts),
+            "\"" + facts.back() + "\" and more in: " + status.message());
+    };
+    refused({7, 4}, {"unit '3'", "1 image", "m at most 3", "7 images"});
+    refused({1, 4}, {"unit '3'", "1 image", "2 images"});
+    const nn::Sequential plain(nn::Linear(2, 2));
+    check(!fewest_values(*Chain::of(plain), ::torch::zeros({2, 2}))->has_value(), "there is none");
   });
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,10 +102,8 @@ TEST(CheckpointManifest, SlicesMakeEachTensorOnce) {
 
 /// Forked ranks with a folder that is deleted afterwards.
 void run_ranks_with_folder(int ranks, const std::function<void(Communicator&, const std::string&)>& body) {
-  std::string folder = (fs::temp_directory_path() / "shoal-checkpoint-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  run_ranks(ranks, [&](Communicator& all) { body(all, folder + "/saved"); });
-  fs::remove_all(folder);
+  const Folder folder;
+  run_ranks(ranks, [&](Communicator& all) { body(all, folder.path() + "/saved"); });
 }
 
 constexpr int kUnits = 4;
@@ -180,6 +179,13 @@ struct TrainingRank {
     if (with_generator) set_generator(found->back());
   }
 
+  void take(const WholeTensors& whole) {
+    const std::vector<ModelTensor> wanted = wanted_tensors(whole, stage_tensors({chunk}));
+    const auto found = take_tensors(all, whole, "full.pt", wanted);
+    check(found.ok(), found.status().to_string());
+    optimizers.restore(*chunk, restore_stages(wanted, *found));
+  }
+
   Communicator& all;
   const Layout layout;
   const pipeline::Position position;
@@ -190,6 +196,23 @@ struct TrainingRank {
   train::Optimizers optimizers;
   std::unique_ptr<::torch::optim::Optimizer> optimizer;
 };
+
+/// All tensors of the checkpoint but generators, as one process reads them.
+WholeTensors read_whole(Communicator& all, const std::string& root) {
+  const auto stored = open_checkpoint(all, root);
+  check(stored.ok(), stored.status().to_string());
+  std::set<std::string> names;
+  for (const StoredTensor& each : stored->manifest.tensors) {
+    if (!each.name.starts_with("generator/")) names.insert(each.name);
+  }
+  std::vector<ModelTensor> wanted;
+  for (const std::string& name : names) wanted.push_back({name, {}, {}});
+  const auto found = read_tensors(*stored, wanted);
+  check(found.ok(), found.status().to_string());
+  WholeTensors whole;
+  for (std::size_t i = 0; i < wanted.size(); ++i) whole[wanted[i].name] = (*found)[i];
+  return whole;
+}
 
 void check_same_tensors(const std::vector<ModelTensor>& found, const std::vector<ModelTensor>& wanted) {
   check(found.size() == wanted.size(), "as many tensors");
@@ -230,6 +253,7 @@ TEST(Checkpoint, OtherLayoutsHaveTheSameGradients) {
     constexpr int kSeed = 50;  // the same images for all replicas, so that averages are exact
     two.load(root, false);     // buffers of replica 0
     two.compute_gradients(kSeed);
+    const WholeTensors whole = read_whole(all, root);
     for (const int partitions : {1, 2, 4}) {
       TrainingRank other(all, partitions, /*drops=*/false);
       other.load(root, false);
@@ -243,6 +267,12 @@ TEST(Checkpoint, OtherLayoutsHaveTheSameGradients) {
         ++compared;
       }
       check(compared > 0, "this rank has units of both layouts");
+      TrainingRank from_whole(all, partitions, /*drops=*/false);
+      from_whole.take(whole);
+      check_same_tensors(from_whole.tensors(), other.tensors());
+      from_whole.compute_gradients(kSeed);
+      for (const auto& named : from_whole.chunk->named_parameters())
+        check_equal(named.value().grad(), other.chunk->named_parameters()[named.key()].grad(), "gradient of " + named.key());
     }
   });
 }
@@ -297,6 +327,12 @@ struct PairRank {
     check(found.ok(), found.status().to_string());
     optimizers.restore(*unit, restore_stages(wanted, *found));
   }
+  void take(const WholeTensors& whole) {
+    const std::vector<ModelTensor> wanted = wanted_tensors(whole, stage());
+    const auto found = take_tensors(all, whole, "full.pt", wanted);
+    check(found.ok(), found.status().to_string());
+    optimizers.restore(*unit, restore_stages(wanted, *found));
+  }
   /// This rank's part of a tensor of the whole model.
   [[nodiscard]] at::Tensor part(const std::string& name, const at::Tensor& tensor) const {
     const auto found = std::ranges::find(split, name, &SplitTensor::name);
@@ -326,6 +362,13 @@ TEST(Checkpoint, SlicesAndWholeLayersReadEachOther) {
           "convolutions and norm are split");  // weights and biases, but that of `second`, and statistics
     sliced.load(root);
     sliced.save(root + "-slices");
+    PairRank from_whole(all, 4, /*slices=*/true);
+    from_whole.take(read_whole(all, root));
+    check(from_whole.optimizers.state(*from_whole.unit).size() == sliced.optimizers.state(*sliced.unit).size(), "momentum");
+    for (const auto& [name, tensor] : from_whole.optimizers.state(*from_whole.unit))
+      check_equal(tensor, sliced.optimizers.state(*sliced.unit).at(name), name);
+    for (std::size_t i = 0; i < sliced.stage().size(); ++i)
+      check_equal(from_whole.stage()[i].value, sliced.stage()[i].value, sliced.stage()[i].name);
     PairRank again(all, 3, /*slices=*/false);
     again.load(root + "-slices");
     const auto wanted = whole.unit->named_parameters();
@@ -393,6 +436,27 @@ TEST(Checkpoint, DamageIsNamedOnAllRanks) {
     check_fails(open_checkpoint(all, root + "/none").status(), StatusCode::not_found, {"/none", "newest"});
     if (all.rank() == 0) std::ofstream(root + "/newest") << "../step\n";
     check_fails(open_checkpoint(all, root).status(), StatusCode::invalid_argument, {"newest"});
+  });
+}
+
+TEST(Checkpoint, WholeTensorsOfAnotherModelAreNamed) {
+  run_ranks(2, [](Communicator& all) {
+    const WholeTensors whole{{"parameter/0", at::zeros({4, 2})}, {"parameter/1", at::zeros({3})}};
+    const std::string own = "parameter/" + std::to_string(all.rank());
+    const auto take = [&](const std::string& name, const at::Tensor& value, const Slice& slice) {
+      return take_tensors(all, whole, "full.pt", {{name, value, slice}});
+    };
+    const auto taken = take(own, all.rank() == 0 ? at::ones({2, 2}) : at::ones({3}),
+                            all.rank() == 0 ? Slice{.dimension = 0, .offset = 2, .whole_size = 4} : Slice{});
+    check(taken.ok() && taken->size() == 1, taken.status().to_string());
+    check_equal(taken->front(), all.rank() == 0 ? at::zeros({2, 2}) : at::zeros({3}), own);
+    const auto fails = [&](const Result<std::vector<at::Tensor>>& result, const std::vector<std::string>& facts) {
+      check_fails(result.status(), StatusCode::invalid_argument, facts);
+    };
+    fails(take("parameter/0", at::ones({4, 2}), {}), {"full.pt", "'parameter/1'"});  // no rank wants it
+    fails(take("parameter/" + std::to_string(2 * all.rank()), at::ones({4, 2}), {}), {"full.pt", "'parameter/2'", "rank 1"});
+    fails(take(own, at::ones({4, 2}), {}), {"full.pt", "'parameter/1'", "3", "4, 2", "rank 1"});
+    fails(take(own, all.rank() == 0 ? at::ones({4, 2}, at::kInt) : at::ones({3}), {}), {"'parameter/0'", "Float", "Int"});
   });
 }
 

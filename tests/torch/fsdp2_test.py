@@ -14,7 +14,7 @@ SMALL = ("--steps", "6", "--width", "64", "--layers", "2")
 def test_losses_match_gloo():
     command = (SHOAL, "run", "-n", "4", "--", sys.executable, SCRIPT, *SMALL)
     environment = os.environ | {"SHOAL_PYTHON": os.path.join(support.BUILD, "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if '{"machine"' in line)
     result = json.loads(line[line.index("{"):])

@@ -18,7 +18,7 @@ SHOAL = os.path.join(support.BUILD, "bin/shoal")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python")
 
 
-def run(*command, timeout=120):
+def run(*command, timeout=240):
     """(output, exit status) of a command."""
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "OMPI_", "PYTHONPATH"))}
     alone.update(OMP_NUM_THREADS="1", XDG_CACHE_HOME=os.path.join(FOLDER, "no-cache"))
@@ -27,7 +27,7 @@ def run(*command, timeout=120):
     return done.stdout, done.returncode
 
 
-def run_or_fail(*command, timeout=120):
+def run_or_fail(*command, timeout=240):
     output, status = run(*command, timeout=timeout)
     if status != 0:
         raise AssertionError(f"{' '.join(command)}: exit status {status}\n{output[-6000:]}")

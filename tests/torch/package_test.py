@@ -24,7 +24,7 @@ def compiler(language):
         return re.search(rf"^CMAKE_{language}_COMPILER:\w+=(.+)$", file.read(), re.MULTILINE).group(1)
 
 
-def run(*command, timeout=120):
+def run(*command, timeout=240):
     """Output of a command that must succeed, with the packages of the new environment only."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHOAL_BUILD_DIR")}
     environment.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", CC=compiler("C"), CXX=compiler("CXX"))

@@ -29,8 +29,8 @@ std::int64_t data_bytes() {
   throw std::runtime_error("/proc/self/status has no VmData");
 }
 
-/// From now on this process can have `bytes` more. Each parameter gets a mapping of its own, because a heap with holes would need
-/// more than the parameters: how much more depends on the processor.
+/// From now on this process can have `bytes` more. Each parameter gets a mapping of its own, because a heap with holes would
+/// need more than the parameters: how much more depends on the processor.
 void limit_memory(std::int64_t bytes) {
   check(mallopt(M_MMAP_THRESHOLD, kLayerBytes / 16) == 1, "mallopt(M_MMAP_THRESHOLD)");
   const auto most = static_cast<rlim_t>(data_bytes() + bytes);

@@ -1,5 +1,4 @@
 // The settings of shoal_train's pipelines: options, files, what the ranks agree on, and what they refuse.
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@ namespace {
 
 using parallel::text_of_rank_0;
 using parallel::pipeline_testing::check;
+using parallel::pipeline_testing::Folder;
 using parallel::pipeline_testing::run_ranks;
 using shoal::testing::mentions_all;
 
@@ -190,19 +190,6 @@ class PlanFiles {
   pipeline::Profile profile_;
 };
 
-/// A folder that is there as long as the object.
-class Folder {
- public:
-  Folder() { EXPECT_NE(mkdtemp(path_.data()), nullptr); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = (std::filesystem::temp_directory_path() / "shoal-plan-XXXXXX").string();
-};
-
 TEST(PipelinePlan, IsEqualOnAllRanks) {
   const Folder folder;
   run_ranks(4, [&](Communicator& communicator) {
@@ -221,6 +208,24 @@ TEST(PipelinePlan, IsEqualOnAllRanks) {
     check(plan->layout.position(job.rank()) == pipeline::Position{job.rank() % 2, job.rank() / 2, 0}, "spread placement");
     check(plan->partition.cuts() == pipeline::partition(files.profile(), plan->request)->cuts(), "the best cuts");
     check(plan->request.rules.optimizer_states == 1, "momentum is a state");
+    const pipeline::Link& measured = plan->request.rules.link;
+    check(measured.latency_us > 0 && measured.bytes_per_us.value_or(0) > 0, "the link is measured");
+    options.parallel.optimize = "speed";
+    options.parallel.link_latency_us = 7;
+    options.parallel.link_bytes_per_us = 0.25;
+    // Of the first units only the third has a small output.
+    pipeline::Profile small = files.profile();
+    small.units[2].output_bytes = 1;
+    options.parallel.profile = files.write("small.json", pipeline::to_json(small));
+    const auto given = make_plan(job, model, files.images(), options);
+    check(given.ok(), given.status().to_string());
+    const pipeline::Link& link = given->request.rules.link;
+    check(link.latency_us == 7 && link.bytes_per_us == 0.25, "the link is given");
+    check(given->partition.cuts() == std::vector<int>{3}, "the cut is where little crosses");
+    options.parallel.link_bytes_per_us.reset();
+    const auto half = make_plan(job, model, files.images(), options);
+    check(half.ok() && half->request.rules.link.latency_us == 7 && half->request.rules.link.bytes_per_us.value_or(0) > 0,
+          "the rate is measured");
     check(plan->stages_at(1) == std::vector<int>{1}, "stages");
   });
 }
@@ -251,6 +256,8 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     Job on_device = job_of(communicator);
     on_device.device = at::Device(at::kCUDA, 0);
     check_refused(make_plan(on_device, model, files.images(), good).status(), StatusCode::unsupported, {"--device"});
+    refused([&](auto& o) { o.parallel.link_latency_us = job.rank(); }, {"link_latency_us", "rank 1"}, StatusCode::mismatch);
+    refused([](auto& o) { o.parallel.link_bytes_per_us = -1; }, {"link", "-1"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
     refused([](auto& o) { o.parallel.full_checkpoint = true; }, {"--full-checkpoint", "--checkpoint"});
     refused([&](auto& o) { o.batch = 8 + job.rank(); }, {"batch", "8 on rank 0", "9 on rank 1"}, StatusCode::mismatch);
@@ -264,12 +271,49 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     other.units[1].parameter_bytes += 4;
     refused([&](auto& o) { o.parallel.profile = files.write("bytes.json", pipeline::to_json(other)); },
             {"bytes.json", other.units[1].name, "parameter_bytes"});
+    pipeline::Profile of_fashion = files.profile();
+    of_fashion.units[0].output_shape = {4, 64, 28, 28};
+    refused([&](auto& o) { o.parallel.profile = files.write("images.json", pipeline::to_json(of_fashion)); },
+            {"images.json", "conv1_1", "64 x 28 x 28", "64 x"});
     refused([&](auto& o) { o.parallel.profile = files.write("broken.json", "{\"units\": ["); }, {"broken.json"});
     refused([](auto& o) { o.parallel.partition = "/no/such/cuts.json"; }, {"/no/such/cuts.json"}, StatusCode::system_error);
     refused([&](auto& o) { o.parallel.partition = files.write("cuts.json", kCuts); }, {"cuts.json", "net", "vgg11"});
+    pipeline::Profile older = files.profile();
+    older.microbatch = 99;
+    older.threads = 77;
+    TrainOptions warned = good;
+    warned.parallel.profile = files.write("older.json", pipeline::to_json(older));
+    ::testing::internal::CaptureStderr();
+    const bool is_plan = make_plan(job, model, files.images(), warned).ok();
+    const std::string warnings = ::testing::internal::GetCapturedStderr();
+    check(is_plan, "another microbatch is no error");
+    check(job.rank() > 0 || mentions_all(warnings, {"older.json", "microbatch", "99", "32", "threads", "77"}), warnings);
     TrainOptions many = good;
     many.parallel.microbatches = many.batch + 1;
     check(make_plan(job, model, files.images(), many).ok(), "more microbatches than images are one each");
+    // At 8 x 8 pixels the maps of conv4_1 have one.
+    data::Dataset small = files.images();
+    small.height = small.width = 8;
+    for (const bool reads : {true, false}) {
+      for (const char* const statistics : {"microbatch", "deferred"}) {
+        TrainOptions few = good;
+        few.parallel.batch_norm = statistics;
+        if (!reads) few.parallel.profile.clear();
+        few.batch = 7;
+        few.parallel.microbatches = 4;
+        check_refused(make_plan(job, model, small, few).status(), StatusCode::invalid_argument,
+                      {"unit 'conv4_1'", "1 image", "m at most 3", "7 images"});
+      }
+    }
+    TrainOptions whole = good;
+    whole.batch = 8;
+    whole.parallel.microbatches = 4;
+    check(make_plan(job, model, small, whole).ok(), "two images");
+    small.labels.resize(33);
+    check_refused(make_plan(job, model, small, whole).status(), StatusCode::invalid_argument,
+                  {"unit 'conv4_1'", "1 image", "at the end of an epoch 1"});
+    whole.steps = 4;
+    check(make_plan(job, model, small, whole).ok(), "the end of an epoch is not reached");
   });
 }
 

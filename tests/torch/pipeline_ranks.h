@@ -49,12 +49,24 @@ void check_throws(const std::function<void()>& body, const std::vector<std::stri
   check(false, "throws \"" + facts.front() + "\"");
 }
 
+/// A folder that is there as long as the object.
+class Folder {
+ public:
+  Folder() { EXPECT_NE(mkdtemp(path_.data()), nullptr); }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = (std::filesystem::temp_directory_path() / "shoal-pipeline-XXXXXX").string();
+};
+
 /// Forks ranks that run `body(communicator)` on one thread; an exception fails the test. The rank `killed` must die by SIGKILL,
 /// or stop: then it is killed when all others have ended.
 /// This process never starts torch's threads, because they would not survive a fork.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body, int killed = -1) {
-  std::string folder = (std::filesystem::temp_directory_path() / "shoal-pipeline-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const Folder folder;
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t child = fork();
@@ -64,7 +76,7 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
       int code = 1;
       try {
         at::set_num_threads(1);
-        const auto store = make_file_store(folder);
+        const auto store = make_file_store(folder.path());
         check(store.ok(), store.status().to_string());
         const auto communicator = Communicator::create(**store, rank, ranks);
         check(communicator.ok(), communicator.status().to_string());
@@ -89,7 +101,6 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     kill(children[static_cast<std::size_t>(killed)], SIGKILL);
     expect_end(killed, SIGKILL);
   }
-  std::filesystem::remove_all(folder);
 }
 
 /// A group of some ranks of `all`.

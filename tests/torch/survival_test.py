@@ -64,7 +64,7 @@ class Training:
 
     def wait_until(self, condition, what):
         with self.changed:
-            if not self.changed.wait_for(condition, timeout=60):
+            if not self.changed.wait_for(condition, timeout=240):
                 raise AssertionError(f"no '{what}' within 60 s in:\n" + self.output())
         if not self.ranks:
             self.ranks = {rank_of(child): child for helper in children_of(self.process.pid) for child in children_of(helper)}
@@ -78,7 +78,7 @@ class Training:
     def end(self):
         """The exit status of `shoal run`."""
         try:
-            status = self.process.wait(timeout=60)
+            status = self.process.wait(timeout=240)
         finally:
             self.process.terminate()
         for reader in self.readers:
@@ -221,7 +221,7 @@ class TestSurvival:
             if "step 4/" in line:
                 break
         os.kill(next(child for helper in children_of(process.pid) for child in children_of(helper) if rank_of(child) == 1), signal.SIGKILL)
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=240)
         assert process.returncode == 128 + signal.SIGKILL, complaints
         assert re.search(r"shoal run: rank 0 .*\b1\b", complaints), complaints
         assert "rank 1" in complaints.split("shoal_train: ")[1]

@@ -29,7 +29,7 @@ PARAMETERS = {"vgg16": 14728266, "resnet18": 11173962, "resnet50": 23520842, "mo
               "shufflenet_v2_x1": 1263854, "shufflenet_v2_x1.5": 2488874, "shufflenet_v2_x2": 5338026, "densenet121": 6956298}
 
 
-def train(*arguments, ranks=1, environment=None, timeout=120):
+def train(*arguments, ranks=1, environment=None, timeout=240):
     command = (RUN + [str(ranks), "--"] if ranks > 1 else []) + [TRAIN, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environment or {})})
 
@@ -468,7 +468,7 @@ class TestTrain:
             pytest.skip("no mpirun here")
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", TRAIN, "--backend", "shoal,mpi,gloo", "--steps", "4",
                    "--json", self.path("mpi.json"), *SMALL]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         if "without MPI" in done.stderr:
             pytest.skip("shoal_train was built without MPI")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -563,7 +563,7 @@ class TestTrain:
                 break
         os.killpg(process.pid, signal.SIGINT)
         started = time.monotonic()
-        output, complaints = process.communicate(timeout=60)
+        output, complaints = process.communicate(timeout=240)
         assert process.returncode == 130, output + complaints
         assert time.monotonic() - started < 30
         assert "interrupted" in complaints
@@ -583,7 +583,7 @@ class TestTrain:
         ranks = [child for helper in children_of(process.pid) for child in children_of(helper)]
         assert len(ranks) == 3
         os.kill(ranks[1], signal.SIGINT)
-        output, complaints = process.communicate(timeout=60)
+        output, complaints = process.communicate(timeout=240)
         assert process.returncode == 130, output + complaints
         assert "shoal_train: interrupted" in complaints  # by rank 0
         with open(self.path("log"), encoding="utf-8") as file:

@@ -26,11 +26,11 @@ def test_losses_match_shoal_train():
             records.tofile(os.path.join(folder, name))
         file = os.path.join(folder, "results.json")
         subprocess.run(RUN + [TRAIN, "--data", folder, "--overlap", "backward", "--no-augment", "--steps", "4", "--batch", "4", "--threads", "1",
-                              "--json", file], check=True, capture_output=True, timeout=120)
+                              "--json", file], check=True, capture_output=True, timeout=240)
         with open(file, encoding="utf-8") as opened:
             expected = json.load(opened)["results"][0]["step_loss"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT, folder, "4", "4"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step ")]
     assert len(losses) == 4, done.stdout

@@ -199,7 +199,7 @@ TEST(PipelineRequest, RecomputationWhereNeededNeedsALimit) {
   EXPECT_EQ(solve(request).value, static_cast<double>(smallest));
 }
 
-TEST(PipelineRequest, VirtualStagesNeedUnitsAndSpeed) {
+TEST(PipelineRequest, VirtualStagesNeedUnits) {
   PartitionRequest request = request_of(Objective::speed, ScheduleKind::virtual_stages);
   request.rules.shape.microbatches = 6;
   request.rules.shape.chunks = 2;
@@ -207,9 +207,15 @@ TEST(PipelineRequest, VirtualStagesNeedUnitsAndSpeed) {
   request.rules.shape.chunks = 3;
   EXPECT_THAT(refused(request).message(), Mentions("3 partitions", "3 chunks", "6 units", "at most 2 chunks"));
   request.rules.shape.chunks = 2;
-  request.objective = Objective::memory;
-  EXPECT_THAT(refused(request).message(), Mentions("2 chunks", "speed"));
+  request.objective = Objective::weighted;
+  request.memory_weight = 0.5;
+  EXPECT_THAT(refused(request).message(), Mentions("2 chunks", "weighted"));
   request.objective = Objective::speed;
+  request.memory_limit_bytes = 1 << 30;
+  request.rules.recompute = Recompute::where_needed;
+  EXPECT_THAT(refused(request).message(), Mentions("2 chunks", "where_needed"));
+  request.rules.recompute = Recompute::none;
+  request.memory_limit_bytes.reset();
   request.rules.shape.microbatches = 4;
   EXPECT_THAT(refused(request).message(), Mentions("4 microbatches", "3 ranks", "3 or 6"));
 }

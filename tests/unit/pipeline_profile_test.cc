@@ -125,6 +125,19 @@ TEST(PipelineProfile, AnotherModelIsRefused) {
               Mentions("units[2].parameter_bytes", "'unit2'", "4", "72000"));
 }
 
+TEST(PipelineProfile, OtherImagesAreRefused) {
+  Profile here = worked_example();
+  Profile other = here;
+  here.units[1].output_shape = {2, 64, 16, 16};
+  EXPECT_TRUE(check_model(other, "p.json", here).ok()) << "the file has no shapes";
+  other.units[1].output_shape = {8, 64, 16, 16};
+  EXPECT_TRUE(check_model(other, "p.json", here).ok()) << "another microbatch";
+  other.units[1].output_shape = {2, 64, 14, 14};
+  const Status status = check_model(other, "p.json", here);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(status.message(), Mentions("p.json", "units[1].output_shape", "'unit1'", "64 x 14 x 14", "64 x 16 x 16"));
+}
+
 TEST(PipelineProfile, OtherDifferencesAreTold) {
   Profile here = worked_example();
   here.microbatch = 4;

@@ -331,7 +331,7 @@ TEST(PipelineReport, ShowsStagesAndWhatDecides) {
   const auto prediction = predict(request.rules.shape, found->times);
   ASSERT_TRUE(prediction.ok());
   const std::string table = partition_table(profile, request, *found, *prediction);
-  EXPECT_THAT(table, Mentions("unit1", "unit3", "7260.0", "9600.0", "8940.0", "64000", "stage 1"));
+  EXPECT_THAT(table, Mentions("unit1", "unit3", "7260.0", "9600.0", "8940.0", "64000", "stage 1", "100.0 us", "50.0 bytes"));
   EXPECT_THAT(rank_table(*prediction), Mentions("bytes sent", "256000", "320000", "64000"));
   EXPECT_THAT(comparison_table(request.rules.shape, found->times), Mentions("-> 1f1b", "simple", "zb_h1", "interleaved"));
 }

@@ -21,6 +21,7 @@
 #include "src/base/descriptor.h"
 #include "src/trust/refusals.h"
 #include "tests/mentions.h"
+#include "transports/shm/arena.h"
 #include "transports/shm/message.h"
 #include "transports/shm/segment.h"
 
@@ -308,6 +309,28 @@ TEST(Shm, MessageWithLostDescriptorsIsNotJunk) {
   EXPECT_EQ(received.outcome, shm::ReceiveOutcome::no_room);
   EXPECT_EQ(received.message.rank, 3);
   EXPECT_TRUE(received.descriptors.empty());
+}
+
+/// How many descriptors of this process are files of arenas.
+int open_arenas() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    count += static_cast<int>(std::filesystem::read_symlink(entry, gone).string().find("shoal-arena") != std::string::npos);
+  }
+  return count;
+}
+
+TEST(Shm, ArenasOfPeersNeedNoDescriptor) {
+  ASSERT_NE(shm::Arena::instance(), nullptr);
+  EXPECT_EQ(open_arenas(), 1);
+  const auto zero = make({.rank = 0, .job_id = 6});
+  const auto one = make({.rank = 1, .job_id = 6});
+  const auto [first, second] = connect(*zero, *one);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(open_arenas(), 1);
+  const auto data = shm::Arena::instance()->offset_of(shm::Arena::instance()->base(), 64);
+  EXPECT_NE(zero->shared_memory(1, *data, 64), nullptr) << "it is mapped";
 }
 
 TEST(Shm, SurplusConnectionsAreCounted) {

@@ -282,19 +282,21 @@ class ShmTransport final : public Transport {
 
   /// Maps the peers' arenas. Where that fails, the peers continue to copy.
   void map_arenas() {
-    const std::vector<Member>& members = session_->group.members;
+    std::vector<Member>& members = session_->group.members;
     session_->arena = Arena::instance();
     session_->arenas.resize(members.size());
     bool all = true;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      if (i == position_ || !members[i].arena.valid()) continue;
-      Result<ArenaView> view = ArenaView::map(members[i].arena);
+      const Descriptor file = std::move(members[i].arena);  // closed here: a mapping stays without it
+      if (i == position_ || !file.valid()) continue;
+      Result<ArenaView> view = ArenaView::map(file);
       if (view.ok()) {
         session_->arenas[i] = std::move(view).value();
       } else {
         all = false;
       }
     }
+    self_.arena.reset();
     // Needs no ordering: a peer that reads it sends references through the ring, and only this rank resolves them.
     if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
   }

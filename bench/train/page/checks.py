@@ -17,7 +17,10 @@ ROW = {"backend": TEXT, "overlap": TEXT, "model": TEXT, "dataset": TEXT, "ranks"
        **dict.fromkeys(("images_per_s", "comm_exposed_s", "comm_busy_s", "busbw_gbs", "accuracy", "loss", "cpu_percent", "gpu_percent"),
                        or_null(NUMBER))}
 LATER_IN_ROW = {"rate": or_null(TEXT), "device": TEXT, "threads": or_null(WHOLE), "epoch": WHOLE, "epoch_steps": or_null(WHOLE),
-                "speedup_vs_1": or_null(NUMBER)}
+                "speedup_vs_1": or_null(NUMBER), "pipeline": TEXT, "pipeline_ranks": LIST}
+PIPELINE_RANK = {"rank": WHOLE, "stage": WHOLE, "peak_bytes": WHOLE, "peak_bytes_predicted": WHOLE, "busy_ms": NUMBER, "idle_ms": NUMBER}
+LATER_IN_PIPELINE_RANK = {"replica": WHOLE, "slice": WHOLE, "waiting_ms": NUMBER, "last_step": LIST}
+ACTION = {"op": TEXT, "stage": WHOLE, "microbatch": WHOLE, "begin_ms": NUMBER, "end_ms": NUMBER}
 TURN = {"backend": TEXT, "overlap": TEXT, "seconds": NUMBER, "time_s": NUMBER, "cpu_s": NUMBER}
 LATER_IN_TURN = {"gpu_percent": or_null(NUMBER)}
 LATER_IN_FILE = {"machine": OBJECT, "command": TEXT, "data": OBJECT, "study": OBJECT, "turns": LIST}
@@ -42,11 +45,21 @@ def _each(where, values, *fields):
     return next(filter(None, (_object(f"{where} {number}", value, *fields) for number, value in enumerate(values, 1))), None)
 
 
+def of_pipeline(row, where="the row"):
+    """For a row of a pipeline, or a row that may be one."""
+    ranks = row.get("pipeline_ranks", [])
+    found = _object(where, row, {"pipeline": TEXT}) if ranks else None
+    found = found or _each(f"rank of {where}:", ranks, PIPELINE_RANK, LATER_IN_PIPELINE_RANK)
+    return found or next(filter(None, (_each(f"action of {where}:", rank.get("last_step", []), ACTION) for rank in ranks)), None)
+
+
 def of_results(document):
     """For a file of --json, which has a list of results."""
     return (_object("the file", document, {"results": LIST}, LATER_IN_FILE) or _object('"data"', document.get("data", {}), {}, LATER_IN_DATA) or
             _object('"study"', document.get("study", {}), {}, LATER_IN_STUDY) or
-            _each("row", document["results"], ROW, LATER_IN_ROW) or _each("turn", document.get("turns", []), TURN, LATER_IN_TURN))
+            _each("row", document["results"], ROW, LATER_IN_ROW) or
+            next(filter(None, (of_pipeline(row, f"row {number}") for number, row in enumerate(document["results"], 1))), None) or
+            _each("turn", document.get("turns", []), TURN, LATER_IN_TURN))
 
 
 def of_trace(document):

@@ -49,7 +49,8 @@ def setting(row):
     return f"{row['model']}\n{row.get('dataset_shown', row['dataset'])}, batch {row['batch_per_rank']}\n{where}{rate}"
 
 
-def _last_epochs(rows):
+def last_epochs(rows):
+    """The last row of each setting and contestant."""
     return list({(setting(row), contestant(row)): row for row in rows}.values())
 
 
@@ -61,7 +62,7 @@ def _short(value):
 def _bars(rows, value, label, title, bottom=None, note=None):
     """Groups of bars: one group per setting, one bar per contestant, one line of panels for every PER_LINE settings. With `bottom` a bar has two
     parts: the time that training waited, solid, and `value` above it, hatched. note(row, the value as text) is the text above a bar."""
-    rows = [row for row in _last_epochs(rows) if value(row) is not None]
+    rows = [row for row in last_epochs(rows) if value(row) is not None]
     if not rows:
         return None
     settings, names = list(dict.fromkeys(map(setting, rows))), list(dict.fromkeys(map(contestant, rows)))
@@ -106,7 +107,7 @@ def throughput(rows):
 def overview(rows):
     """A run in one picture: images/s, with the speed-up over one rank if known, and that of shoal over the fastest other backend."""
     rates = {}
-    for row in _last_epochs(rows):
+    for row in last_epochs(rows):
         if row["images_per_s"]:
             rates.setdefault(setting(row), []).append((row["images_per_s"], row["backend"]))
 
@@ -175,7 +176,7 @@ def speedup(rows):
 def ratios(rows):
     """shoal's images/s divided by that of the fastest other backend, setting by setting."""
     found = {}
-    for row in _last_epochs(rows):
+    for row in last_epochs(rows):
         if row["images_per_s"] and row["ranks"] > 1:
             found.setdefault(setting(row), {})[row["backend"]] = row["images_per_s"]
     values = {where: rates["shoal"] / max(rate for name, rate in rates.items() if name != "shoal") for where, rates in found.items()

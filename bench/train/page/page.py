@@ -13,6 +13,7 @@ import sys
 import checks
 try:
     import figures
+    import pipeline_figures
 except ImportError as error:
     sys.exit(f"shoal_train report needs Python's matplotlib: {error}")
 import speedups
@@ -131,6 +132,9 @@ def draw(documents, traces, predicted):
                  "epoch-time": figures.epoch_time(rows), "accuracy": figures.accuracy(rows)}
         for number, document in enumerate([example(mine)] if part else mine):
             drawn["utilisation" if part else f"utilisation-{number + 1}"] = figures.utilisation(document.get("turns", []), title_of(document))
+        for number, row in enumerate(row for row in figures.last_epochs(rows) if row.get("pipeline_ranks")):
+            about = f"{figures.setting(row)}, {row['pipeline']}".replace("\n", ", ")
+            drawn |= {f"pipeline-{number + 1}-{name}": figure for name, figure in pipeline_figures.all_of(row, about).items()}
         if not part:
             drawn["step-time"] = figures.step_time(rows)
         sections.append((title or part or None, {f"{part}-{name}" if part else name: figure for name, figure in drawn.items()}))
@@ -155,6 +159,12 @@ def plot(documents, path):
     if figure is None:
         sys.exit(f"{path}: not drawn: no turn was measured (the first two steps are never measured)")
     write_picture(figures.to_svg(figure, "plot"), path)
+
+
+def whole_page(title, headline, content):
+    """A whole page."""
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{html.escape(headline)}</h1>\n{content}\n</body></html>\n")
 
 
 def main():
@@ -194,14 +204,11 @@ def main():
     rows = [row for document in documents for row in document["results"]]
     page = os.path.join(arguments.out, "index.html")
     with open(page, "w", encoding="utf-8") as file:
-        file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-                   f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>{html.escape(arguments.headline)}</h1>\n"
-                   '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are means over '
-                   "the ranks; images/s is the median of the turns. &#9660; marks a missed target.</p>\n" +
-                   ("" if tables else images_of(documents)) +
-                   "\n".join(content) +
-                   "\n<h2>All rows</h2>\n" + table(rows) + "\n<h2>Machines, versions and commands</h2>\n" + machines(documents) +
-                   "\n</body></html>\n")
+        file.write(whole_page("Training with shoal", arguments.headline,
+                              '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are '
+                              "means over the ranks; images/s is the median of the turns. &#9660; marks a missed target.</p>\n" +
+                              ("" if tables else images_of(documents)) + "\n".join(content) + "\n<h2>All rows</h2>\n" + table(rows) +
+                              "\n<h2>Machines, versions and commands</h2>\n" + machines(documents)))
     print(f"Report: {page}")
 
 

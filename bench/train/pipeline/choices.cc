@@ -21,7 +21,7 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
       "ranks that share each stage: each has a slice of its layers (default: 1)");
   add("--optimize", choices.optimize, "what the partition is best for: memory (default), speed, or weighted");
   add("--memory-weight", choices.memory_weight, "weight of memory against time, from 0 (speed) to 1 (memory)");
-  add("--memory-limit-bytes", choices.memory_limit_bytes, "no stage may need more");
+  add("--memory-limit-bytes", choices.memory_limit_bytes, "no rank may need more");
   add("--recompute", choices.recompute,
       "which stages keep their inputs only and repeat the forward before the backward: none (default), all, or "
       "where_needed, to meet --memory-limit-bytes");
@@ -36,6 +36,9 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--parallel", choices.parallel, "JSON file with these settings, under the names of SageMaker's library");
   add("--partition", choices.partition, "file of `shoal partition -o`: where the network is cut");
   add("--profile", choices.profile, "file of --profile-out; without it, rank 0 measures the network first");
+  add("--link-latency-us", choices.link_latency_us,
+      "what the partition counts for a message between stages (default: measured between the ranks at the start)");
+  add("--link-bytes-per-us", choices.link_bytes_per_us, "the rate of these messages (default: measured likewise)");
   add("--clip-norm", choices.clip_norm, "scale gradients of a larger norm, over all stages, down to this one")
       ->check(CLI::PositiveNumber);
   app.add_flag("--full-checkpoint", choices.full_checkpoint,

@@ -26,11 +26,13 @@ struct PipelineChoices {
   std::optional<std::string> batch_norm;
   std::optional<std::string> placement_strategy;
   bool ddp = false;
-  std::string parallel;             ///< file with these keys; empty: none
-  std::string partition;            ///< partition file; empty: the partitioner decides
-  std::string profile;              ///< profile of the network; empty: it is measured
-  std::optional<double> clip_norm;  ///< the most that the norm of the gradient may be; unset: any
-  bool full_checkpoint = false;     ///< --checkpoint also writes one file of the whole network
+  std::string parallel;                     ///< file with these keys; empty: none
+  std::string partition;                    ///< partition file; empty: the partitioner decides
+  std::string profile;                      ///< profile of the network; empty: it is measured
+  std::optional<double> link_latency_us;    ///< of a message between stages; unset: measured
+  std::optional<double> link_bytes_per_us;  ///< likewise
+  std::optional<double> clip_norm;          ///< the most that the norm of the gradient may be; unset: any
+  bool full_checkpoint = false;             ///< --checkpoint also writes one file of the whole network
 
   /// Whether the network is trained in a pipeline.
   [[nodiscard]] bool wanted() const {

@@ -1,13 +1,15 @@
 #include "bench/train/pipeline/pipeline_checkpoint.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <map>
-#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "bench/train/checkpoint.h"
+#include "bench/train/pipeline/full_checkpoint.h"
 #include "bench/train/run_checkpoint.h"
 #include "torch_plugin/parallel/checkpoint/fingerprint.h"
 #include "torch_plugin/parallel/checkpoint/stage_tensors.h"
@@ -23,7 +25,7 @@ using parallel::ModelTensor;
 using pipeline::Axis;
 
 constexpr std::int64_t kMostReplicas = 1 << 20;
-constexpr const char* kReplicaInFull = "shoal+next_forward";  // the backend that shoal_train has by default
+constexpr const char* kFull = "file";
 
 /// "units.3.conv.weight" for "chunk0.units.3.conv.weight".
 std::string plain_name(const std::string& name) { return name.substr(name.find('.') + 1); }
@@ -83,17 +85,6 @@ Result<EpochPlan> course_of(const json& about, std::int64_t step, int replicas, 
   return course;
 }
 
-/// For tensors under other names, as in a network in Python: the names in the order of this network.
-json names_of(const models::ModelInfo& info, const data::Dataset& images) {
-  const at::Tensor generator = parallel::generator_of(0).value;  // to make a network draws numbers
-  const auto network = info.make(images.channels, images.classes);
-  parallel::set_generator(generator);
-  json names{{"parameters", json::array()}, {"buffers", json::array()}};
-  for (const auto& named : network->named_parameters()) names["parameters"].push_back(named.key());
-  for (const auto& named : network->named_buffers()) names["buffers"].push_back(named.key());
-  return names;
-}
-
 }  // namespace
 
 /// The settings that must be equal for the continuation to be the same training. It may be divided over other ranks.
@@ -102,9 +93,14 @@ json PipelineCheckpoint::settings() const {
   made.erase("ranks");
   made.erase("accumulate");
   made.update({{"channels", images_.channels}, {"classes", images_.classes}});
-  if (options_.parallel.clip_norm) made["clip_norm"] = *options_.parallel.clip_norm;
-  made["batch_norm"] = to_string(plan_.config.batch_norm);
+  made.update(own_settings());
   return made;
+}
+
+/// Those that training without a pipeline does not have.
+json PipelineCheckpoint::own_settings() const {
+  const auto& clip_norm = options_.parallel.clip_norm;
+  return {{"clip_norm", clip_norm ? json(*clip_norm) : json("none")}, {"batch_norm", to_string(plan_.config.batch_norm)}};
 }
 
 /// How the training is divided.
@@ -137,7 +133,9 @@ Status PipelineCheckpoint::save(const EpochPlan& course, StageTrainer& trainer) 
       .file = "stage" + std::to_string(position.stage) + "-slice" + std::to_string(position.slice) + ".pt",
       .removes_previous = true};
   if (options_.parallel.full_checkpoint) {
-    request.finish = [&](const parallel::StoredCheckpoint& made) { return write_full(made, course, step); };
+    request.finish = [&](const parallel::StoredCheckpoint& made) {
+      return write_full(made, model_, images_, full_settings(course), step);
+    };
   }
   if (position.replica == 0) {
     request.tensors = tensors_of(trainer);
@@ -150,68 +148,74 @@ Status PipelineCheckpoint::save(const EpochPlan& course, StageTrainer& trainer) 
   return parallel::save_checkpoint(*job_.control, request).status();
 }
 
-/// A checkpoint of shoal_train without a pipeline, from the files of all ranks. On rank 0.
-Status PipelineCheckpoint::write_full(const parallel::StoredCheckpoint& checkpoint, const EpochPlan& course,
-                                      std::int64_t step) const {
-  std::vector<ModelTensor> wanted;
-  std::set<std::string> names;
-  for (const parallel::StoredTensor& stored : checkpoint.manifest.tensors) {
-    if (!stored.name.starts_with("generator/") && names.insert(stored.name).second) wanted.push_back({stored.name, {}, {}});
-  }
-  const Result<std::vector<at::Tensor>> found = parallel::read_tensors(checkpoint, wanted);
-  if (!found.ok()) return found.status();
-  Checkpoint full{.settings = run_settings(job_, model_, images_, options_), .replicas = {}};
-  full.settings["ranks"] = plan_.layout.size(Axis::replica);
+/// Those of the same training without a pipeline.
+json PipelineCheckpoint::full_settings(const EpochPlan& course) const {
+  json made = run_settings(job_, model_, images_, options_);
+  made["ranks"] = plan_.layout.size(Axis::replica);
   if (options_.batch % plan_.config.microbatches == 0) {  // else no training without a pipeline has the same bits
-    full.settings["batch"] = options_.batch / plan_.config.microbatches;
-    full.settings["accumulate"] = plan_.config.microbatches;
+    made["batch"] = options_.batch / plan_.config.microbatches;
+    made["accumulate"] = plan_.config.microbatches;
   }
-  full.settings["names"] = names_of(model_, images_);
-  if (course.has_other_ranks()) full.settings["course"] = course.numbers();
-  Tensors& tensors = full.replicas[kReplicaInFull];
-  for (std::size_t i = 0; i < wanted.size(); ++i) tensors[wanted[i].name] = (*found)[i];
-  tensors["step"] = at::scalar_tensor(step, at::kLong);
-  return save_checkpoint(full, checkpoint.folder + "/full.pt");
+  made.update(own_settings());
+  if (course.has_other_ranks()) made["course"] = course.numbers();
+  return made;
 }
 
 Status PipelineCheckpoint::resume(EpochPlan& course, StageTrainer& trainer) const {
   if (options_.resume.empty()) return {};
-  const Result<parallel::StoredCheckpoint> checkpoint = parallel::open_checkpoint(*job_.control, options_.resume);
-  if (!checkpoint.ok()) return checkpoint.status();
-  const auto in_folder = [&](const Status& status) {
-    return Status(status.code(), checkpoint->folder + ": " + status.message());
-  };
-  const json about = json::parse(checkpoint->manifest.about);
+  const Result<Saved> saved = open();
+  if (!saved.ok()) return saved.status();
+  const json& about = saved->about;
+  const auto in_it = [&](const Status& status) { return Status(status.code(), saved->path + ": " + status.message()); };
   const Checkpoint then{.settings = about.value("settings", json::object()), .replicas = {}};
-  if (!then.settings.is_object()) return in_folder({StatusCode::invalid_argument, "its 'settings' is not an object"});
-  if (Status same = check_settings(then, settings()); !same.ok()) return in_folder(same);
+  if (!then.settings.is_object()) return in_it({StatusCode::invalid_argument, "its 'settings' is not an object"});
+  if (Status same = check_settings(then, settings()); !same.ok()) return in_it(same);
   const Result<std::int64_t> step = number_in(about, "step", EpochPlan::kMostSteps);
-  if (!step.ok()) return in_folder(step.status());
+  if (!step.ok()) return in_it(step.status());
   const int replicas = plan_.layout.size(Axis::replica);
   Result<EpochPlan> place = course_of(about, *step, replicas, images_.size(), options_);
-  if (!place.ok()) return in_folder(place.status());
+  if (!place.ok()) return in_it(place.status());
   if (replicas > 1) {
     // This step, which is discarded, sorts the gradients into buckets, so that the next one sums as without the interruption.
     trainer.begin_epoch(course);
     (void)trainer.make_step(0);
   }
   const bool same_layout = about.value("layout", json()) == layout();
-  if (Status status = restore(*checkpoint, trainer, *step, same_layout); !status.ok()) return status;
+  if (Status status = restore(*saved, trainer, *step, same_layout); !status.ok()) return status;
   course = *std::move(place);
   trainer.continue_from(*step);
   if (job_.rank() != 0) return {};
-  std::printf("continues after step %lld of %s%s\n", static_cast<long long>(*step), checkpoint->folder.c_str(),
-              same_layout ? "" : "; stages, replicas or schedule differ, so random generators start from --seed and the step");
+  std::printf("continues after step %lld of %s%s\n", static_cast<long long>(*step), saved->path.c_str(),
+              same_layout ? "" : "; it has no random generators for this layout, so they start from --seed and the step");
   std::fflush(stdout);
   return {};
 }
 
-Status PipelineCheckpoint::restore(const parallel::StoredCheckpoint& checkpoint, StageTrainer& trainer, std::int64_t step,
-                                   bool same_layout) const {
+Result<PipelineCheckpoint::Saved> PipelineCheckpoint::open() const {
+  std::error_code error;
+  const bool is_file = job_.rank() == 0 && std::filesystem::is_regular_file(options_.resume, error);
+  const Result<std::string> kind = parallel::text_of_rank_0(*job_.control, std::string(is_file ? kFull : "folder"));
+  if (!kind.ok()) return kind.status();
+  if (*kind == kFull) {
+    Result<FullCheckpoint> full = read_full(job_, options_.resume, images_);
+    if (!full.ok()) return full.status();
+    return Saved{options_.resume, std::move(full->about), {}, std::move(full->tensors)};
+  }
+  Result<parallel::StoredCheckpoint> stored = parallel::open_checkpoint(*job_.control, options_.resume);
+  if (!stored.ok()) return stored.status();
+  const std::string folder = stored->folder;
+  json about = json::parse(stored->manifest.about);
+  return Saved{folder, std::move(about), *std::move(stored), {}};
+}
+
+Status PipelineCheckpoint::restore(const Saved& saved, StageTrainer& trainer, std::int64_t step, bool same_layout) const {
   const std::vector<ModelTensor> stages = tensors_of(trainer);
-  std::vector<ModelTensor> wanted = parallel::wanted_tensors(checkpoint, stages);
+  std::vector<ModelTensor> wanted =
+      saved.parts ? parallel::wanted_tensors(*saved.parts, stages) : parallel::wanted_tensors(saved.whole, stages);
   if (same_layout) wanted.push_back(parallel::generator_of(job_.rank()));
-  const Result<std::vector<at::Tensor>> found = parallel::load_tensors(*job_.control, checkpoint, wanted);
+  Communicator& ranks = *job_.control;
+  const Result<std::vector<at::Tensor>> found = saved.parts ? parallel::load_tensors(ranks, *saved.parts, wanted)
+                                                            : parallel::take_tensors(ranks, saved.whole, saved.path, wanted);
   if (!found.ok()) return found.status();
   Status outcome;
   try {
@@ -225,7 +229,7 @@ Status PipelineCheckpoint::restore(const parallel::StoredCheckpoint& checkpoint,
       ::torch::manual_seed(options_.seed + kGolden * (drawn + static_cast<std::uint64_t>(job_.rank()) + 1));
     }
   } catch (const std::exception& error) {
-    outcome = {StatusCode::invalid_argument, checkpoint.folder + ": " + torch::plain_message(error)};
+    outcome = {StatusCode::invalid_argument, saved.path + ": " + torch::plain_message(error)};
   }
   return parallel::agree_on_outcome(*job_.control, outcome);
 }

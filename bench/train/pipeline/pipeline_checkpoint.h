@@ -1,6 +1,10 @@
 // PipelineCheckpoint: --checkpoint and --resume of a network in a pipeline.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+
 #include <nlohmann/json.hpp>
 
 #include "bench/train/data/dataset.h"
@@ -27,18 +31,28 @@ class PipelineCheckpoint {
   /// parallel::save_checkpoint().
   Status save(const EpochPlan& course, StageTrainer& trainer) const;
 
-  /// With --resume FOLDER: brings `trainer` and `course`, which have made no step, to the state of the checkpoint. Pipelines of
-  /// other sizes or cuts take what they need of each file; rank 0 then says in a line that generators start again. Collective.
-  /// Errors, the same on all ranks: those of parallel::open_checkpoint() and load_tensors(); invalid_argument for settings that
-  /// differ, and for numbers that no training can have. Throws what StageTrainer::make_step() throws.
+  /// With --resume PATH: brings `trainer` and `course`, which have made no step, to the state of the checkpoint: a folder that
+  /// save() has made, or a file of the whole network, of a pipeline or of a training without one. Pipelines of other sizes or
+  /// cuts take what they need; rank 0 then says in a line that generators start again. Collective. Errors, the same on all
+  /// ranks: those of parallel::open_checkpoint(), load_tensors() and read_full(); invalid_argument for settings that differ,
+  /// and for numbers that no training can have. Throws what StageTrainer::make_step() throws.
   Status resume(EpochPlan& course, StageTrainer& trainer) const;
 
  private:
+  /// What --resume names.
+  struct Saved {
+    std::string path;  ///< of the folder or file
+    nlohmann::json about;
+    std::optional<parallel::StoredCheckpoint> parts;  ///< none: a file of the whole network
+    parallel::WholeTensors whole;                     ///< in such a file
+  };
+
   [[nodiscard]] nlohmann::json settings() const;
   [[nodiscard]] nlohmann::json layout() const;
-  Status write_full(const parallel::StoredCheckpoint& checkpoint, const EpochPlan& course, std::int64_t step) const;
-  Status restore(const parallel::StoredCheckpoint& checkpoint, StageTrainer& trainer, std::int64_t step,
-                 bool same_layout) const;
+  [[nodiscard]] nlohmann::json own_settings() const;
+  [[nodiscard]] nlohmann::json full_settings(const EpochPlan& course) const;
+  [[nodiscard]] Result<Saved> open() const;
+  Status restore(const Saved& saved, StageTrainer& trainer, std::int64_t step, bool same_layout) const;
 
   const Job& job_;
   const PipelinePlan& plan_;

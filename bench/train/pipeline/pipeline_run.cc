@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -32,10 +34,13 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
+constexpr std::size_t kMostActions = 512;  // of a step, in results
+
 /// What rank 0 learns of each rank.
 struct RankFigures {
   std::int64_t steps = 0;
   double busy_s = 0;
+  double waiting_s = 0;
   double step_s = 0;
   std::int64_t peak_bytes = 0;
   std::uint64_t fingerprint = 0;
@@ -162,6 +167,7 @@ class PipelineRun {
     if (turn.measured) {
       use_.steps += use.steps;
       use_.busy_s += use.busy_s;
+      use_.waiting_s += use.waiting_s;
       use_.step_s += use.step_s;
     }
     turn.images_per_s = static_cast<double>(turn.sums.steps) * options_.batch * replicas() / turn.sums.seconds;
@@ -216,8 +222,24 @@ class PipelineRun {
     outcome_.results.push_back(std::move(result));
   }
 
+  /// What each rank did in the last step. More actions than a picture can show stay untold.
+  Result<std::vector<std::vector<parallel::ComputedAction>>> last_step_of_ranks() {
+    std::vector<parallel::ComputedAction> own = trainer_->last_actions();
+    own.resize(kMostActions);  // those that are left have no end
+    std::vector<parallel::ComputedAction> all(static_cast<std::size_t>(job_.size()) * kMostActions);
+    const std::size_t bytes = kMostActions * sizeof(parallel::ComputedAction);
+    if (Status status = job_.control->all_gather(own.data(), all.data(), bytes, DataType::uint8); !status.ok()) return status;
+    std::vector<std::vector<parallel::ComputedAction>> of_ranks;
+    for (auto first = all.begin(); first != all.end(); first += kMostActions) {
+      std::erase_if(of_ranks.emplace_back(first, first + kMostActions),
+                    [](const parallel::ComputedAction& each) { return each.end_s == 0; });
+    }
+    return of_ranks;
+  }
+
   Status add_pipeline(EpochResult& result) {
-    const RankFigures own{use_.steps, use_.busy_s, use_.step_s, trainer_->peak_bytes(), trainer_->fingerprint()};
+    const RankFigures own{
+        use_.steps, use_.busy_s, use_.waiting_s, use_.step_s, trainer_->peak_bytes(), trainer_->fingerprint()};
     std::vector<RankFigures> all(static_cast<std::size_t>(job_.size()));
     if (Status status = job_.control->all_gather(&own, all.data(), sizeof own, DataType::uint8); !status.ok()) return status;
     PipelineResult figures{.schedule = std::string(to_string(plan_.config.pipeline)),
@@ -228,9 +250,13 @@ class PipelineRun {
                            .tensor_parallel = plan_.layout.size(Axis::tensor),
                            .recompute = std::string(to_string(plan_.config.recompute)),
                            .batch_norm = std::string(to_string(plan_.config.batch_norm)),
-                           .bubble_predicted = plan_.prediction.replay.bubble()};
+                           .bubble_predicted = plan_.prediction.replay.bubble(),
+                           .link_latency_us = plan_.request.rules.link.latency_us,
+                           .link_bytes_per_us = plan_.request.rules.link.bytes_per_us};
+    const Result<std::vector<std::vector<parallel::ComputedAction>>> last_steps = last_step_of_ranks();
+    if (!last_steps.ok()) return last_steps.status();
+    const double longest_s = std::ranges::max(all, {}, &RankFigures::step_s).step_s;
     double busy_s = 0;
-    double longest_s = 0;
     for (int rank = 0; rank < job_.size(); ++rank) {
       const RankFigures& each = all[static_cast<std::size_t>(rank)];
       const pipeline::Position position = plan_.layout.position(rank);
@@ -242,14 +268,15 @@ class PipelineRun {
                        .fingerprint = each.fingerprint};
       const auto steps = static_cast<double>(std::max<std::int64_t>(each.steps, 1));
       shown.busy_ms = 1e3 * each.busy_s / steps;
-      shown.idle_ms = 1e3 * (each.step_s - each.busy_s) / steps;
+      shown.waiting_ms = 1e3 * each.waiting_s / steps;
+      shown.idle_ms = 1e3 * (longest_s - each.busy_s - each.waiting_s) / steps;
+      shown.last_step = (*last_steps)[static_cast<std::size_t>(rank)];
       for (const int stage : plan_.stages_at(position.stage)) {
         const pipeline::Stage& units = plan_.partition.stages[static_cast<std::size_t>(stage)];
         shown.first_units.push_back(plan_.profile.units[static_cast<std::size_t>(units.first)].name);
         shown.peak_bytes_predicted += units.bytes;
       }
       busy_s += each.busy_s;
-      longest_s = std::max(longest_s, each.step_s);
       figures.peak_bytes = std::max(figures.peak_bytes, shown.peak_bytes);
       figures.peak_bytes_predicted = std::max(figures.peak_bytes_predicted, shown.peak_bytes_predicted);
       figures.ranks.push_back(std::move(shown));

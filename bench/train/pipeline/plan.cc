@@ -10,6 +10,7 @@
 
 #include "bench/train/model_profile.h"
 #include "bench/train/pipeline/exchange.h"
+#include "bench/train/pipeline/link.h"
 #include "bench/train/pipeline/settings.h"
 #include "bench/train/pipeline/tensor_group.h"
 #include "src/pipeline/partition_file.h"
@@ -56,6 +57,8 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
   if (config.memory_limit_bytes) all["memory_limit_bytes"] = *config.memory_limit_bytes;
   for (const pipeline::Axis axis : config.placement) all["placement"].push_back(static_cast<int>(axis));
   if (options.parallel.clip_norm) all["clip_norm"] = *options.parallel.clip_norm;
+  if (options.parallel.link_latency_us) all["link_latency_us"] = *options.parallel.link_latency_us;
+  if (options.parallel.link_bytes_per_us) all["link_bytes_per_us"] = *options.parallel.link_bytes_per_us;
   all["partition"] = options.parallel.partition;
   all["profile"] = options.parallel.profile;
   all.update(Json{{"model", options.model},
@@ -108,19 +111,34 @@ int optimizer_states(const TrainOptions& options) {
   return 2;  // adadelta and adam
 }
 
+/// The sizes that steps have: those of a whole batch, and of the last step of an epoch, if that has fewer images and this run
+/// comes to it.
+std::vector<parallel::Microbatches> steps_of(const pipeline::Config& config, int replicas, const data::Dataset& images,
+                                             const TrainOptions& options) {
+  std::vector<parallel::Microbatches> steps{parallel::Microbatches(options.batch, config.microbatches)};
+  const auto batch = static_cast<std::size_t>(options.batch);
+  const std::size_t share = (images.size() + static_cast<std::size_t>(replicas) - 1) / static_cast<std::size_t>(replicas);
+  const bool ends_before = options.steps > 0 && static_cast<std::size_t>(options.steps) <= share / batch;
+  if (share % batch > 0 && !ends_before) steps.emplace_back(static_cast<std::int64_t>(share % batch), config.microbatches);
+  return steps;
+}
+
 /// The profile of the file if there is one, checked; else a new one of the network that `group` shares. On rank 0; on the other
 /// ranks of `group` to measure with it.
 Result<std::string> profile_text(const PipelineSettings& settings, const PipelineFiles& files, const models::ModelInfo& model,
-                                 const data::Dataset& images, const TrainOptions& options,
+                                 const data::Dataset& images, const TrainOptions& options, int replicas,
                                  const parallel::LayerSlices::Group& group) {
-  const std::int64_t microbatch = (options.batch + settings.config.microbatches - 1) / settings.config.microbatches;
   const bool measures = options.parallel.profile.empty();
-  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, microbatch, measures, group);
+  UnitsRequest request{.measures = measures, .group = group, .steps = steps_of(settings.config, replicas, images, options)};
+  const std::int64_t microbatch = request.microbatch = request.steps.front().size(0);
+  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, request);
   if (!expected.ok()) {
     const Status& status = expected.status();
+    const std::string last =
+        request.steps.size() > 1 ? ", at the end of an epoch " + std::to_string(request.steps[1].batch()) : "";
     return Status(status.code(), status.message() + " (microbatches of " + std::to_string(microbatch) + " images: --batch " +
-                                     std::to_string(options.batch) + " in " + std::to_string(settings.config.microbatches) +
-                                     ")");
+                                     std::to_string(options.batch) + last + ", --microbatches " +
+                                     std::to_string(settings.config.microbatches) + ")");
   }
   if (measures) return pipeline::to_json(*expected);
   const Result<pipeline::Profile> read = pipeline::parse_profile(files.profile, options.parallel.profile);
@@ -159,7 +177,9 @@ Result<pipeline::Profile> agreed_profile(const Job& job, const pipeline::Layout&
   if (std::ranges::find(measuring, job.rank()) != measuring.end()) {
     const Result<parallel::LayerSlices::Group> group =
         reads ? parallel::LayerSlices::Group() : make_tensor_group(job, layout, "profile");
-    own = group.ok() ? profile_text(settings, files, model, images, options, *group) : Result<std::string>(group.status());
+    const int replicas = layout.size(pipeline::Axis::replica);
+    own = group.ok() ? profile_text(settings, files, model, images, options, replicas, *group)
+                     : Result<std::string>(group.status());
   }
   const Result<std::string> text = parallel::text_of_rank_0(*job.control, own);
   if (!text.ok()) return text.status();
@@ -174,6 +194,15 @@ Result<pipeline::Partition> cut(const PipelineSettings& settings, const pipeline
   return pipeline::partition_at(profile, request, settings.partition->cuts, settings.partition->recomputes);
 }
 
+std::string link_origin(const PipelineChoices& choices) {
+  const bool latency = choices.link_latency_us.has_value();
+  const bool rate = choices.link_bytes_per_us.has_value();
+  if (latency && rate) return "that of --link-latency-us and --link-bytes-per-us";
+  return std::string("measured between the ranks") + (latency ? "; its latency is that of --link-latency-us"
+                                                      : rate  ? "; its rate is that of --link-bytes-per-us"
+                                                              : "");
+}
+
 void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, const TrainOptions& options) {
   std::fputs(pipeline::partition_table(plan.profile, plan.request, plan.partition, plan.prediction).c_str(), stdout);
   std::vector<std::string> notes = pipeline::notes(plan.config.shape());
@@ -182,6 +211,7 @@ void print_plan(const PipelinePlan& plan, const PipelineSettings& settings, cons
     notes.push_back("the partition was made for " + std::string(to_string(settings.partition->shape.kind)) + " with " +
                     std::to_string(settings.partition->shape.microbatches) + " microbatches");
   }
+  if (plan.config.partitions > 1) notes.push_back("the link between stages is " + link_origin(options.parallel));
   if (plan.config.tensor_parallel_degree > 1 && !options.parallel.profile.empty())
     notes.push_back(options.parallel.profile + " is of the unsplit network: stages need less than it predicts");
   for (const std::string& note : notes) std::printf("note: %s\n", note.c_str());
@@ -207,6 +237,9 @@ Result<PipelinePlan> make_plan(const Job& job, const models::ModelInfo& model, c
   if (!profile.ok()) return profile.status();
   pipeline::CostRules rules;
   rules.optimizer_states = optimizer_states(options);
+  const Result<pipeline::Link> link = find_link(*job.control, *layout, settings->config.chunks > 1, options.parallel);
+  if (!link.ok()) return link.status();
+  rules.link = *link;
   pipeline::PartitionRequest request = settings->config.request(rules);
   Result<pipeline::Partition> partition = cut(*settings, *profile, request, options.parallel.partition);
   if (!partition.ok()) return partition.status();

@@ -29,10 +29,10 @@ struct PipelinePlan {
   [[nodiscard]] std::vector<int> stages_at(int stage) const;
 };
 
-/// Compares the options of all ranks; then rank 0 reads the files, measures the network unless a profile is given, together
-/// with the ranks that share its layers, and cuts it unless a partition is given. The images of a microbatch are those of
-/// options.batch. Prints the partition on rank 0, and warnings about differences between profile and run on its standard error.
-/// Collective.
+/// Compares the options of all ranks; then rank 0 reads the files and measures the network unless a profile is given, together
+/// with the ranks that share its layers. All ranks measure the link between them unless it is given, and cut the network unless
+/// a partition is given. The images of a microbatch are those of options.batch. Prints the partition on rank 0, and warnings
+/// about differences between profile and run on its standard error. Collective.
 ///
 /// Errors, the same on all ranks: mismatch that names the first setting in which ranks differ; invalid_argument and unsupported
 /// for settings, files, numbers of ranks, options of shoal_train that a pipeline does not have, and a network or partition that

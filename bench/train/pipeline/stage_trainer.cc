@@ -157,6 +157,7 @@ double StageTrainer::make_step(double learning_rate) {
   const parallel::StepDurations& durations = model_->durations();
   ++use_.steps;
   use_.busy_s += durations.busy_s;
+  use_.waiting_s += durations.waiting_s();
   use_.step_s += durations.step_s;
   clip_gradients();
   optimizers_.set_learning_rate(learning_rate);

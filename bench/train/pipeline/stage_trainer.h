@@ -31,6 +31,7 @@ namespace shoal::train {
 struct StageUse {
   std::int64_t steps = 0;
   double busy_s = 0;
+  double waiting_s = 0;  ///< for messages, between the first and the last action of each step
   double step_s = 0;
 };
 
@@ -65,6 +66,8 @@ class StageTrainer {
   void continue_from(std::int64_t step);
   /// Since the last call.
   StageUse take_use() { return std::exchange(use_, {}); }
+  /// The forwards and backwards of the last step.
+  [[nodiscard]] const std::vector<parallel::ComputedAction>& last_actions() const { return model_->durations().actions; }
   /// The most bytes of tensors that this rank has had at the same time, parameters and all that its steps need.
   [[nodiscard]] std::int64_t peak_bytes() const { return meter_.peak(); }
 

@@ -150,12 +150,25 @@ Result<std::map<std::string, at::Tensor>> read_file_of(const StoredCheckpoint& c
   }
 }
 
-/// Whether `wanted` can be made of the tensor.
-bool fits(const ModelTensor& wanted, const StoredTensor& stored) {
+/// Whether `wanted` can be made of a tensor of this shape, in the unsplit model, and type.
+bool fits(const ModelTensor& wanted, at::IntArrayRef shape, std::string_view type) {
   if (!wanted.value.defined()) return true;
-  std::vector<std::int64_t> shape = wanted.value.sizes().vec();
-  if (wanted.slice.dimension != kWhole) shape.at(static_cast<std::size_t>(wanted.slice.dimension)) = wanted.slice.whole_size;
-  return shape == stored.shape && c10::toString(wanted.value.scalar_type()) == stored.type;
+  std::vector<std::int64_t> whole = wanted.value.sizes().vec();
+  if (wanted.slice.dimension != kWhole) whole.at(static_cast<std::size_t>(wanted.slice.dimension)) = wanted.slice.whole_size;
+  return shape == whole && c10::toString(wanted.value.scalar_type()) == type;
+}
+
+/// That the tensor called like `wanted`, of this shape and type, is another one. `where` says in which file it is.
+Status other_tensor(const ModelTensor& wanted, at::IntArrayRef shape, std::string_view type, const std::string& origin,
+                    const std::string& where) {
+  return {StatusCode::invalid_argument, origin + ": tensor '" + wanted.name + "' has the type " + std::string(type) +
+                                            " and the shape " + c10::str(shape) + where +
+                                            ", and this rank's part of the model's is " +
+                                            c10::toString(wanted.value.scalar_type()) + " " + c10::str(wanted.value.sizes())};
+}
+
+Status missing_tensor(const ModelTensor& wanted, const std::string& origin) {
+  return {StatusCode::invalid_argument, origin + ": tensor '" + wanted.name + "' is missing; the model has it"};
 }
 
 std::int64_t length_of(const ModelTensor& wanted) { return wanted.value.size(wanted.slice.dimension); }
@@ -199,21 +212,17 @@ struct Source {
 /// For each file, what is to be read from it.
 Result<std::vector<std::vector<Source>>> find_sources(const StoredCheckpoint& checkpoint,
                                                       const std::vector<ModelTensor>& wanted) {
-  const auto fail = [&](const ModelTensor& tensor, const std::string& what) {
-    return Status(StatusCode::invalid_argument, manifest_path(checkpoint) + ": tensor '" + tensor.name + "' " + what);
-  };
+  const std::string origin = manifest_path(checkpoint);
   std::map<std::string_view, std::vector<const StoredTensor*>> parts;
   for (const StoredTensor& stored : checkpoint.manifest.tensors) parts[stored.name].push_back(&stored);
   std::vector<std::vector<Source>> by_file(checkpoint.manifest.files.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const auto found = parts.find(wanted[i].name);
-    if (found == parts.end()) return fail(wanted[i], "is missing; the model has it");
+    if (found == parts.end()) return missing_tensor(wanted[i], origin);
     const StoredTensor& first = *found->second.front();
-    if (!fits(wanted[i], first)) {
-      return fail(wanted[i], "has the type " + first.type + " and the shape " + c10::str(first.shape) + " (" +
-                                 describe(checkpoint.manifest.files[static_cast<std::size_t>(first.file)]) +
-                                 "), and this rank's part of the model's is " + c10::toString(wanted[i].value.scalar_type()) +
-                                 " " + c10::str(wanted[i].value.sizes()));
+    if (!fits(wanted[i], first.shape, first.type)) {
+      const CheckpointFile& file = checkpoint.manifest.files[static_cast<std::size_t>(first.file)];
+      return other_tensor(wanted[i], first.shape, first.type, origin, " (" + describe(file) + ")");
     }
     for (const StoredTensor* const stored : found->second) {
       if (has_part(wanted[i], *stored)) by_file[static_cast<std::size_t>(stored->file)].push_back({i, stored});
@@ -248,6 +257,36 @@ Result<std::vector<at::Tensor>> read_checked(const StoredCheckpoint& checkpoint,
     }
   }
   return tensors;
+}
+
+Result<std::vector<at::Tensor>> take_checked(const WholeTensors& whole, const std::string& origin,
+                                             const std::vector<ModelTensor>& wanted) {
+  std::vector<at::Tensor> tensors;
+  for (const ModelTensor& each : wanted) {
+    const auto found = whole.find(each.name);
+    if (found == whole.end()) return missing_tensor(each, origin);
+    at::Tensor value = found->second;
+    const char* const type = c10::toString(value.scalar_type());
+    if (!fits(each, value.sizes(), type)) return other_tensor(each, value.sizes(), type, origin, "");
+    if (each.slice.dimension != kWhole) value = value.narrow(each.slice.dimension, each.slice.offset, length_of(each));
+    tensors.push_back(value.clone());
+  }
+  return tensors;
+}
+
+/// The names of what all ranks want, if each has found its own.
+Result<std::set<std::string>> all_wanted(Communicator& communicator, const Status& found,
+                                         const std::vector<ModelTensor>& wanted) {
+  std::string names;
+  for (const ModelTensor& each : wanted) names += each.name + "\n";
+  const Result<std::vector<std::string>> all = texts_of_ranks(communicator, found.ok() ? Result<std::string>(names) : found);
+  if (!all.ok()) return all.status();
+  std::set<std::string> known;
+  for (const std::string& text : *all) {
+    for (std::size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+      known.insert(text.substr(begin, end - begin));
+  }
+  return known;
 }
 
 }  // namespace
@@ -310,21 +349,26 @@ Result<std::vector<at::Tensor>> read_tensors(const StoredCheckpoint& checkpoint,
 Result<std::vector<at::Tensor>> load_tensors(Communicator& communicator, const StoredCheckpoint& checkpoint,
                                              const std::vector<ModelTensor>& wanted) {
   Result<std::vector<at::Tensor>> own = read_tensors(checkpoint, wanted);
-  std::string names;
-  for (const ModelTensor& each : wanted) names += each.name + "\n";
-  const Result<std::vector<std::string>> all =
-      texts_of_ranks(communicator, own.ok() ? Result<std::string>(names) : own.status());
-  if (!all.ok()) return all.status();
-  std::set<std::string> known;
-  for (const std::string& text : *all) {
-    for (std::size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-      known.insert(text.substr(begin, end - begin));
-  }
+  const Result<std::set<std::string>> known = all_wanted(communicator, own.status(), wanted);
+  if (!known.ok()) return known.status();
   for (const StoredTensor& stored : checkpoint.manifest.tensors) {
-    if (known.contains(stored.name) || stored.name.starts_with(kGeneratorPrefix)) continue;
+    if (known->contains(stored.name) || stored.name.starts_with(kGeneratorPrefix)) continue;
     return Status(StatusCode::invalid_argument, manifest_path(checkpoint) + ": tensor '" + stored.name + "' (" +
                                                     describe(checkpoint.manifest.files[static_cast<std::size_t>(stored.file)]) +
                                                     ") is not one of the model");
+  }
+  return own;
+}
+
+Result<std::vector<at::Tensor>> take_tensors(Communicator& communicator, const WholeTensors& whole, const std::string& origin,
+                                             const std::vector<ModelTensor>& wanted) {
+  Result<std::vector<at::Tensor>> own =
+      without_exceptions<std::vector<at::Tensor>>([&] { return take_checked(whole, origin, wanted); });
+  const Result<std::set<std::string>> known = all_wanted(communicator, own.status(), wanted);
+  if (!known.ok()) return known.status();
+  for (const auto& [name, tensor] : whole) {
+    if (known->contains(name)) continue;
+    return Status(StatusCode::invalid_argument, origin + ": tensor '" + name + "' is not one of the model");
   }
   return own;
 }

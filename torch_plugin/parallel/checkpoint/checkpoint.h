@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,13 @@ Result<std::vector<at::Tensor>> read_tensors(const StoredCheckpoint& checkpoint,
 /// read_tensors() on all ranks, which together must want all tensors of the checkpoint but generators. Collective. Errors, the
 /// same on all ranks: as above; invalid_argument for a tensor that no rank wants.
 Result<std::vector<at::Tensor>> load_tensors(Communicator& communicator, const StoredCheckpoint& checkpoint,
+                                             const std::vector<ModelTensor>& wanted);
+
+/// Tensors of the unsplit model by name, each of them whole.
+using WholeTensors = std::map<std::string, at::Tensor>;
+
+/// As load_tensors(), of tensors in memory, which are the same on all ranks and which messages say to be from `origin`.
+Result<std::vector<at::Tensor>> take_tensors(Communicator& communicator, const WholeTensors& whole, const std::string& origin,
                                              const std::vector<ModelTensor>& wanted);
 
 /// The random generator of the CPU, for load_tensors() by the rank that had the number `rank` in the communicator that saved;

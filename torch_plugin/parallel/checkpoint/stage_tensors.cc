@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <utility>
 
 namespace shoal::parallel {
 namespace {
@@ -15,6 +16,28 @@ std::string joined(std::string_view prefix, const std::string& name) { return st
 
 /// "blocks.3.conv.weight/exp_avg" without "/exp_avg".
 std::string parameter_of(const std::string& name) { return name.substr(0, name.rfind('/')); }
+
+/// The tensors of stages, and what a checkpoint has of their optimizers.
+class WantedTensors {
+ public:
+  explicit WantedTensors(const std::vector<ModelTensor>& stages) : wanted_(stages) {
+    for (const ModelTensor& each : stages) by_name_[each.name] = &each;
+  }
+  /// A tensor of a checkpoint, if it is such state. `is_number`: it has no dimension.
+  void add_state(const std::string& stored, bool is_number) {
+    if (!stored.starts_with(kOptimizerPrefix)) return;
+    const auto parameter = by_name_.find(joined(kParameterPrefix, parameter_of(stored.substr(kOptimizerPrefix.size()))));
+    if (parameter == by_name_.end() || !added_.insert(stored).second) return;
+    wanted_.push_back(is_number ? ModelTensor{stored, {}, {}}
+                                : ModelTensor{stored, parameter->second->value, parameter->second->slice});
+  }
+  std::vector<ModelTensor> take() { return std::move(wanted_); }
+
+ private:
+  std::map<std::string_view, const ModelTensor*> by_name_;
+  std::set<std::string> added_;  // a tensor in several slices is wanted once
+  std::vector<ModelTensor> wanted_;
+};
 
 }  // namespace
 
@@ -52,22 +75,15 @@ std::vector<ModelTensor> optimizer_tensors(const OptimizerState& state, const st
 }
 
 std::vector<ModelTensor> wanted_tensors(const StoredCheckpoint& checkpoint, const std::vector<ModelTensor>& stages) {
-  std::map<std::string_view, const ModelTensor*> by_name;
-  for (const ModelTensor& each : stages) by_name[each.name] = &each;
-  std::vector<ModelTensor> wanted = stages;
-  std::set<std::string_view> added;  // a tensor in several slices is wanted once
-  for (const StoredTensor& stored : checkpoint.manifest.tensors) {
-    if (!stored.name.starts_with(kOptimizerPrefix)) continue;
-    const std::string name = stored.name.substr(kOptimizerPrefix.size());
-    const auto parameter = by_name.find(joined(kParameterPrefix, parameter_of(name)));
-    if (parameter == by_name.end() || !added.insert(stored.name).second) continue;
-    if (stored.shape.empty()) {
-      wanted.push_back({stored.name, {}, {}});
-    } else {
-      wanted.push_back({stored.name, parameter->second->value, parameter->second->slice});
-    }
-  }
-  return wanted;
+  WantedTensors wanted(stages);
+  for (const StoredTensor& stored : checkpoint.manifest.tensors) wanted.add_state(stored.name, stored.shape.empty());
+  return wanted.take();
+}
+
+std::vector<ModelTensor> wanted_tensors(const WholeTensors& whole, const std::vector<ModelTensor>& stages) {
+  WantedTensors wanted(stages);
+  for (const auto& [name, tensor] : whole) wanted.add_state(name, tensor.dim() == 0);
+  return wanted.take();
 }
 
 OptimizerState restore_stages(const std::vector<ModelTensor>& wanted, const std::vector<at::Tensor>& found) {

@@ -28,6 +28,8 @@ std::vector<ModelTensor> optimizer_tensors(const OptimizerState& state, const st
 
 /// All tensors that load_tensors() is to find for `stages`: these first, then what optimizers remember of their parameters.
 std::vector<ModelTensor> wanted_tensors(const StoredCheckpoint& checkpoint, const std::vector<ModelTensor>& stages);
+/// The same for take_tensors().
+std::vector<ModelTensor> wanted_tensors(const WholeTensors& whole, const std::vector<ModelTensor>& stages);
 
 /// Puts what load_tensors() has found for `wanted` into the stages, and returns what the optimizer remembers.
 OptimizerState restore_stages(const std::vector<ModelTensor>& wanted, const std::vector<at::Tensor>& found);

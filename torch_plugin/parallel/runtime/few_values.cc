@@ -22,6 +22,14 @@ std::string warning_of(const FewValues& first, std::size_t count, const Microbat
          std::to_string(kEnoughValues) + " its statistics say little: use " + advice(microbatches.batch(), images);
 }
 
+Status check_values(const FewestValues& fewest, const Microbatches& microbatches) {
+  const std::int64_t smallest = microbatches.size(microbatches.count() - 1);
+  if (smallest * fewest.for_each_image > 1) return {};
+  return {StatusCode::invalid_argument, "unit '" + fewest.unit + "': batch normalisation has 1 value of each channel in a " +
+                                            "microbatch of " + images_text(smallest) + ", and needs 2: use " +
+                                            advice(microbatches.batch(), 2)};
+}
+
 void rethrow_single_value(const c10::Error& error, const Microbatches& microbatches, int microbatch) {
   if (error.msg().find("more than 1 value per channel") == std::string::npos) return;
   TORCH_CHECK_VALUE(false, error.what_without_backtrace(), "; the microbatch has ", images_text(microbatches.size(microbatch)),

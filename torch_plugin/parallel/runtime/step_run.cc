@@ -67,7 +67,7 @@ std::vector<at::Tensor> StepRun::run() {
 }
 
 void StepRun::run_all() {
-  const steady_clock::time_point start = steady_clock::now();
+  start_ = steady_clock::now();
   messages_.start();
   if (task_.trains && task_.batch_norm == BatchNormStatistics::deferred) statistics_.emplace(task_.chunks);
   if (task_.gradients != nullptr) {
@@ -97,7 +97,7 @@ void StepRun::run_all() {
   }
   if (statistics_) statistics_->commit();  // behind all that may fail
   statistics_.reset();
-  durations_.step_s = seconds_since(start);
+  durations_.step_s = seconds_since(start_);
 }
 
 void StepRun::set_place(const Action& action) {
@@ -127,13 +127,16 @@ void StepRun::run_action(const Action& action) {
 }
 
 void StepRun::compute(const Action& action) {
-  const steady_clock::time_point start = steady_clock::now();
-  if (action.op == ActionOp::forward) {
-    forward(action);
-  } else {
+  const bool is_backward = action.op == ActionOp::backward;
+  const double begin_s = seconds_since(start_);
+  if (is_backward) {
     backward(action);
+  } else {
+    forward(action);
   }
-  durations_.busy_s += seconds_since(start);
+  const double end_s = seconds_since(start_);
+  durations_.busy_s += end_s - begin_s;
+  durations_.actions.push_back({is_backward, action.stage, action.microbatch, begin_s, end_s});
 }
 
 bool StepRun::is_here(int stage) const {

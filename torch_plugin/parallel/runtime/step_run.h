@@ -1,6 +1,7 @@
 // StepRun: executes the actions of one rank for one step.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -105,6 +106,7 @@ class StepRun {
   std::vector<at::Tensor> results_;
   std::optional<DeferredStatistics> statistics_;
   std::vector<FewValues> few_values_;
+  std::chrono::steady_clock::time_point start_;
   StepDurations durations_;
 };
 
