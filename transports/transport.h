@@ -112,6 +112,14 @@ class Transport {
   /// became free, a link broke).
   virtual bool progress() = 0;
 
+  /// Appends to `links` those on which something has happened since the last call: a tile can be peeked that could not be
+  /// before, or the link has ended. A link may also be there without a cause. So a caller finds its work without a look at
+  /// every link. False where the transport does not keep track: the caller looks at every link.
+  virtual bool take_active(std::vector<Link*>& links) {
+    static_cast<void>(links);
+    return false;
+  }
+
   /// A descriptor to wait for with poll(POLLIN) when there is nothing to do; -1 where the transport needs none.
   [[nodiscard]] virtual int wait_fd() const noexcept = 0;
   /// To be called before blocking on wait_fd(): from now on, any new work for progress() or peek() makes wait_fd() readable.
@@ -165,8 +173,14 @@ class Transport {
     static_cast<void>(rank), static_cast<void>(address), static_cast<void>(source), static_cast<void>(bytes);
     return {StatusCode::unsupported, "this transport does not copy to the memory of peers"};
   }
-  /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory. Orders
-  /// these writes before the check which ranks sleep. Cheap where no rank sleeps.
+  /// From the next prepare_wait() on, of the peers' notify() and notify_peers() only those of `rank` need to wake this one; or
+  /// of any rank (kAnyWriter, at the start), or of none (kNoWriter). The caller checks between prepare_wait() and blocking that
+  /// it still waits for that rank alone.
+  virtual void await_writer(int rank) noexcept { static_cast<void>(rank); }
+  static constexpr int kAnyWriter = -1;
+  static constexpr int kNoWriter = -2;
+  /// Wakes every peer that blocks on its wait_fd() after prepare_wait() and awaits this rank; to be called after writing to
+  /// shared memory. Orders these writes before the check which ranks sleep. Cheap where no rank sleeps.
   virtual void notify_peers() {}
   /// The same, but wakes only `ranks` (this rank may be among them).
   virtual void notify(std::span<const int> ranks) {

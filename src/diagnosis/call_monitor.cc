@@ -24,13 +24,13 @@ CallMonitor::CallMonitor(const Group& group, const LastWaits& last_waits, const 
       left_(group.members.size()) {}
 
 void CallMonitor::peer_left(int rank, std::span<const std::byte> its_calls) {
-  left_[static_cast<std::size_t>(rank)] = true;
+  note_left(rank);
   if (auto calls = parse_history(its_calls)) last_calls_[rank] = *std::move(calls);
 }
 
 void CallMonitor::peer_gone(int rank, Time now) {
   if (group_.is_meeting && !has_left(rank) && !missing_member_) missing_member_ = {rank, now};
-  left_[static_cast<std::size_t>(rank)] = true;
+  note_left(rank);
 }
 
 std::optional<Status> CallMonitor::peer_died(int rank, const Status& how, const std::optional<Occupation>& own,
@@ -43,7 +43,10 @@ std::optional<Status> CallMonitor::peer_died(int rank, const Status& how, const 
 }
 
 void CallMonitor::peer_waits(int rank, std::span<const std::byte> message, Time now) {
-  if (const auto words = StragglerDetector::parse(message)) straggler_detector_.hear(rank, *words, now);
+  const auto words = StragglerDetector::parse(message);
+  if (!words) return;
+  straggler_detector_.hear(rank, *words, now);
+  compare_waits_at_ = 0;
 }
 
 std::optional<Status> CallMonitor::peer_disagrees(int rank, std::span<const std::byte> its_calls) const {
@@ -100,9 +103,13 @@ std::optional<Disagreement> CallMonitor::stray_call(int rank, std::uint32_t wire
   return Disagreement{rank, *sequence, record_.call(*sequence), *sequence, theirs};
 }
 
-std::optional<Disagreement> CallMonitor::disagreeing_wait() const {
+std::optional<Disagreement> CallMonitor::take_disagreeing_wait() {
   std::optional<Disagreement> found;
+  if (next_call_ < compare_waits_at_) return found;
+  compare_waits_at_ = kNever;
   straggler_detector_.each_heard([&](int rank, const StragglerDetector::Words& words) {
+    if (words.sequence >= next_call_ && words.sequence != StragglerDetector::kNoCall)
+      compare_waits_at_ = std::min(compare_waits_at_, words.sequence + 1);
     const bool known = words.sequence < next_call_ && next_call_ - words.sequence <= kFlightRecordCalls;
     if (!known || found || record_.call(words.sequence) == words.call) return;
     found = Disagreement{rank, words.sequence, record_.call(words.sequence), words.sequence, words.call};
@@ -154,15 +161,28 @@ bool CallMonitor::waits(std::uint64_t oldest, Time first_deadline, Time now) {
   return record_due_ || report_due_;
 }
 
-std::optional<std::vector<std::byte>> CallMonitor::misses(const CallSignature& call, const Late& late, Time now) {
+std::vector<CallMonitor::WaitMessage> CallMonitor::misses(const CallSignature& call, const Late& late, Time now) {
   if (std::exchange(record_due_, false)) {
     record_->absent = set_of(late.absent);
     record_->slow = set_of(late.slow);
   }
-  if (!std::exchange(report_due_, false)) return std::nullopt;
+  if (!std::exchange(report_due_, false)) return {};
   StragglerDetector::Words words = straggler_detector_.tell(late, now);
   words.call = call;
-  return StragglerDetector::to_bytes(words);
+  StragglerDetector::Receivers to = straggler_detector_.receivers(words, late);
+  std::vector<WaitMessage> messages;
+  const auto add = [&](std::vector<int> receivers) {
+    if (!receivers.empty()) messages.push_back({StragglerDetector::to_bytes(words), std::move(receivers)});
+  };
+  const auto of_job = [&](std::vector<int> ranks) {
+    for (int& rank : ranks) rank = group_.members[static_cast<std::size_t>(rank)];
+    return ranks;
+  };
+  if (to.all) add(group_.members);
+  add(of_job(std::move(to.told)));
+  words.asks = 1;
+  add(of_job(std::move(to.asked)));
+  return messages;
 }
 
 std::vector<std::byte> CallMonitor::wait_message(std::uint64_t sequence, const CallSignature& call, const Late& late) {

@@ -75,6 +75,7 @@ class CallMonitor {
   /// `rank` has left the job.
   void peer_gone(int rank, Time now);
   [[nodiscard]] bool has_left(int rank) const noexcept { return left_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool any_left() const noexcept { return any_left_; }
   /// Returns the cause to fail with, unless `rank` has left before. `own`: what this rank is in.
   [[nodiscard]] std::optional<Status> peer_died(int rank, const Status& how, const std::optional<Occupation>& own,
                                                 Time now) const;
@@ -100,8 +101,9 @@ class CallMonitor {
   [[nodiscard]] std::optional<Disagreement> stray_call(int rank, std::uint32_t wire_sequence,
                                                        const CallSignature& theirs) const;
   /// By the wait messages of peers. Signatures travel with data, so two ranks that disagree may both wait for the other's
-  /// signature, or not need it.
-  [[nodiscard]] std::optional<Disagreement> disagreeing_wait() const;
+  /// signature, or not need it. Cheap unless one has arrived since the last call, or this rank has made the call of an
+  /// earlier one.
+  [[nodiscard]] std::optional<Disagreement> take_disagreeing_wait();
   /// Returns the cause to fail with. Nothing: history() is to be sent to the peer, and asks() until that one has reported the
   /// first call that differs. `waits`: a call is in flight, so this rank can wait for an answer.
   [[nodiscard]] std::optional<Status> disagrees(const Disagreement& what, bool waits, Time now);
@@ -121,8 +123,12 @@ class CallMonitor {
   // Waits. To be called now and then while calls are in flight.
   /// The oldest call still waits; `first_deadline`: of all calls. True: misses() is to be called with the late ranks.
   [[nodiscard]] bool waits(std::uint64_t oldest, Time first_deadline, Time now);
-  /// Returns the wait message to send to all ranks, where one is due. `call`: the signature of the oldest.
-  [[nodiscard]] std::optional<std::vector<std::byte>> misses(const CallSignature& call, const Late& late, Time now);
+  struct WaitMessage {
+    std::vector<std::byte> bytes;
+    std::vector<int> receivers;  ///< ranks of the job
+  };
+  /// Returns the wait messages to send, where some are due. `call`: the signature of the oldest.
+  [[nodiscard]] std::vector<WaitMessage> misses(const CallSignature& call, const Late& late, Time now);
   /// A wait message between those of misses(), so that ranks in other calls detect the mismatch at once.
   [[nodiscard]] static std::vector<std::byte> wait_message(std::uint64_t sequence, const CallSignature& call, const Late& late);
   /// No call is in flight; of messages `number`, from or to `peer` (below 0: any), is the oldest. True where its description
@@ -140,6 +146,8 @@ class CallMonitor {
   [[nodiscard]] const CallReports& reports() const noexcept { return reports_; }
 
  private:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
   struct Question {
     Status otherwise;  ///< the cause to report where no answer arrives
     Time until;
@@ -149,6 +157,7 @@ class CallMonitor {
     Time since;
   };
 
+  void note_left(int rank) noexcept { left_[static_cast<std::size_t>(rank)] = any_left_ = true; }
   /// The call of a 32-bit sequence number on the wire, if this rank has made it and still remembers it.
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] Status first_mismatch(int rank, const NumberedCall& theirs) const;
@@ -163,10 +172,12 @@ class CallMonitor {
   CallChain chain_;
   Watchdog watchdog_;
   StragglerDetector straggler_detector_;
-  bool record_due_ = false;                // waits() has found it, and
-  bool report_due_ = false;                // misses() does it
-  std::vector<bool> left_;                 // ranks that have closed the communicator or left the job
-  std::map<int, CallHistory> last_calls_;  // of those that have sent them
+  bool record_due_ = false;  // waits() has found it, and
+  bool report_due_ = false;  // misses() does it
+  std::vector<bool> left_;   // ranks that have closed the communicator or left the job
+  bool any_left_ = false;
+  std::uint64_t compare_waits_at_ = kNever;  // next_call_ at which take_disagreeing_wait() has to look at the wait messages
+  std::map<int, CallHistory> last_calls_;    // of those that have sent them
   std::optional<MissingMember> missing_member_;
   std::optional<Question> question_;
 };

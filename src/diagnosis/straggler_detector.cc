@@ -62,7 +62,8 @@ std::optional<StragglerDetector::Words> StragglerDetector::parse(std::span<const
   return words;
 }
 
-StragglerDetector::StragglerDetector(int rank, int ranks) : rank_(rank), ranks_(static_cast<std::size_t>(ranks)) {}
+StragglerDetector::StragglerDetector(int rank, int ranks)
+    : rank_(rank), ranks_(static_cast<std::size_t>(ranks)), asked_in_(ranks_) {}
 
 bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) {
   const Span left = std::max(deadline - now, Span::zero());
@@ -73,18 +74,24 @@ bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) 
     tell_after_ = std::clamp(left / 3, kLeastWait, kTellFirst);
     tell_at_ = now + tell_after_;
     told_at_ = Time::min();
+    askers_.erase(askers_.begin(), askers_.begin() + static_cast<std::ptrdiff_t>(answered_));
+    answered_ = 0;
+    asking_ = heard_more_ = false;
+    std::fill(asked_in_.begin(), asked_in_.end(), false);
   }
   if (deadline != deadline_) {
     deadline_ = deadline;
     lead_ = std::min(std::clamp(left / 4, kLeastWait, kMostLead), left);
     asked_ = false;
   }
-  if (asked_by_others_ && told_at_ != Time::min() && now - told_at_ < kJustTold) asked_by_others_ = false;
-  return asked_by_others_ || now >= tell_at_ || (!asked_ && now >= deadline_ - lead_);
+  if (asked_by_others_ && has_few_ranks() && told_at_ != Time::min() && now - told_at_ < kJustTold) asked_by_others_ = false;
+  return asked_by_others_ || heard_more_ || now >= tell_at_ || (!asked_ && now >= deadline_ - lead_);
 }
 
 StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
   Words words{sequence_, 0, set_of(late.absent), set_of(late.slow), {}};
+  by_time_ = now >= tell_at_;
+  asking_ |= by_time_;
   while (now >= tell_at_) {
     tell_after_ *= 2;
     tell_at_ = since_ + tell_after_;
@@ -97,13 +104,46 @@ StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
     if (now >= deadline_) excused_until_ = now + kMostGrace;
   }
   told_at_ = now;
-  asked_by_others_ = false;
+  asked_by_others_ = heard_more_ = false;
   return words;
+}
+
+StragglerDetector::Receivers StragglerDetector::receivers(const Words& words, const Late& late) {
+  Receivers to;
+  to.all = has_few_ranks() || words.asks != 0;
+  if (has_few_ranks()) return to;
+  if (to.all) {
+    answered_ = askers_.size();  // they are among all
+  } else {
+    // Those that have been answered learn what has changed since.
+    const bool changed = by_time_ && (words.absent.bits != told_.absent.bits || words.slow.bits != told_.slow.bits);
+    to.told.assign(askers_.begin() + static_cast<std::ptrdiff_t>(changed ? 0 : answered_), askers_.end());
+    answered_ = askers_.size();
+    // Not to answer alone: the ranks asked would ask in turn, and might do so in a later call, and so on for ever.
+    const Verdict silent = asking_ ? verdict(sequence_, late) : Verdict();
+    for (const auto* ranks : {&silent.absent, &silent.slow}) {
+      for (const int rank : *ranks) {
+        if (!asked_in_[static_cast<std::size_t>(rank)]) to.asked.push_back(rank);
+        asked_in_[static_cast<std::size_t>(rank)] = true;
+      }
+    }
+  }
+  told_ = words;
+  return to;
 }
 
 void StragglerDetector::hear(int rank, const Words& words, Time now) {
   heard_[rank] = {words, now};
   asked_by_others_ |= words.asks != 0;
+  if (has_few_ranks()) return;
+  heard_more_ |= asking_ && words.sequence == sequence_;
+  if (words.asks == 0) return;
+  const auto known = std::ranges::find(askers_, rank);
+  if (known == askers_.end()) {
+    askers_.push_back(rank);
+  } else if (known - askers_.begin() < static_cast<std::ptrdiff_t>(answered_)) {
+    std::swap(*known, askers_[--answered_]);  // it asks again
+  }
 }
 
 Time StragglerDetector::next() const { return std::min(tell_at_, asked_ ? Time::max() : deadline_ - lead_); }

@@ -24,6 +24,10 @@ struct Late {
 /// for which it waits. Shortly before its deadline it asks all ranks. A waiting rank answers; a rank that does not answer
 /// causes the wait.
 ///
+/// With more than kFewRanks, so many messages would be a storm whenever one rank is late. There a waiting rank asks the ranks
+/// for which it waits, then those for which these wait according to their answers, each once in a call. So it also finds the
+/// rank that causes the wait. Only the question before the deadline goes to all ranks.
+///
 /// Reads no clock. Thread rule: one thread at a time (the driver).
 class StragglerDetector {
  public:
@@ -50,6 +54,15 @@ class StragglerDetector {
   bool due(std::uint64_t oldest_call, Clock::time_point deadline, Clock::time_point now);
   /// The wait message to send now.
   [[nodiscard]] Words tell(const Late& late, Clock::time_point now);
+  static constexpr std::size_t kFewRanks = 16;
+  /// To whom they go.
+  struct Receivers {
+    bool all = false;        ///< to every rank, as they are; else:
+    std::vector<int> told;   ///< ranks that have asked
+    std::vector<int> asked;  ///< ranks that are to answer
+  };
+  /// To be called once for each tell(), with the same arguments and its result.
+  [[nodiscard]] Receivers receivers(const Words& words, const Late& late);
   void hear(int rank, const Words& words, Clock::time_point now);
   /// When due() has to be called again at the latest.
   [[nodiscard]] Clock::time_point next() const;
@@ -75,6 +88,7 @@ class StragglerDetector {
     Words words;
     Clock::time_point at{};
   };
+  [[nodiscard]] bool has_few_ranks() const noexcept { return ranks_ <= kFewRanks; }
   [[nodiscard]] bool counts(const Heard& heard, std::uint64_t call) const;
 
   const int rank_;
@@ -87,6 +101,15 @@ class StragglerDetector {
   Clock::time_point tell_at_ = Clock::time_point::max();
   Clock::time_point told_at_ = Clock::time_point::min();  // last message sent in this call
   bool asked_by_others_ = false;                          // a rank has asked since then
+
+  // Where there are more than kFewRanks.
+  std::vector<int> askers_;     // ranks that have asked; in this call, or not answered yet
+  std::size_t answered_ = 0;    // of them, with told_
+  Words told_;                  // what they were answered
+  std::vector<bool> asked_in_;  // by rank: whether this one has asked it in this call
+  bool by_time_ = false;        // the last tell() was due because of how long the call waits
+  bool asking_ = false;         // this one has waited for so long in this call that it asks
+  bool heard_more_ = false;     // since it last asked, an answer about this call has arrived
 
   Clock::time_point deadline_ = Clock::time_point::max();
   Clock::duration lead_{};  // how long before the deadline to ask

@@ -32,7 +32,14 @@ Status parse_abort(int from, std::span<const std::byte> data) {
 
 ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
     : transport_(std::move(transport)) {
-  for (auto& link : links) peers_.emplace_back().link = std::move(link);
+  active_.reserve(links.size());
+  peers_.reserve(links.size());
+  for (auto& link : links) {
+    const auto rank = static_cast<std::size_t>(link->peer());
+    if (rank >= peer_of_rank_.size()) peer_of_rank_.resize(rank + 1, -1);
+    peer_of_rank_[rank] = static_cast<int>(peers_.size());
+    peers_.emplace_back().link = std::move(link);
+  }
 }
 
 ControlPlane::~ControlPlane() {
@@ -49,34 +56,54 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
   transport_->prepare_wait();
   transport_->finish_wait(true);
   while (transport_->progress()) moved = true;
-  for (Peer& peer : peers_) {
-    if (peer.failed) continue;
-    moved |= flush(peer);
-    const int rank = peer.link->peer();
-    while (const Arrival* arrival = peer.link->peek()) {
-      moved = true;
-      const auto kind = static_cast<Kind>(arrival->header.edge);
-      const GroupName group{arrival->header.offset_bytes, arrival->header.sequence};
-      if (kind == Kind::abort) {
-        messages.push_back({kind, group, rank, parse_abort(rank, arrival->data), {}});
-      } else if (kind == Kind::waits || kind == Kind::calls || kind == Kind::farewell || kind == Kind::goodbye) {
-        messages.push_back({kind, group, rank, {}, {arrival->data.begin(), arrival->data.end()}});
-        peer.gone |= kind == Kind::goodbye;
-      }
-      peer.link->release();
-    }
-    if (!peer.link->status().ok() || peer.overfull) {
-      peer.failed = true;
-      moved = true;
-      drop_queue(peer);
-      if (peer.gone) continue;
-      const Status unread{
-          StatusCode::peer_failed,
-          fmt::format("rank {} has left {} control messages unread; is its process stopped?", rank, kMostQueued)};
-      messages.push_back({Kind::death, {}, rank, peer.link->status().ok() ? unread : peer.link->status(), {}});
-    }
+  arrivals_.clear();
+  if (transport_->take_active(arrivals_)) {
+    for (const Link* link : arrivals_) set_active(*peer_to(link->peer()));
+  } else {
+    for (Peer& peer : peers_) set_active(peer);
   }
+  std::erase_if(active_, [&](Peer* peer) {
+    moved |= visit(*peer, messages);
+    peer->active = !peer->queue.empty() || !peer->in_link.empty();
+    return !peer->active;
+  });
   return moved;
+}
+
+bool ControlPlane::visit(Peer& peer, std::vector<Message>& messages) {
+  if (peer.failed) return false;
+  bool moved = flush(peer);
+  const int rank = peer.link->peer();
+  while (const Arrival* arrival = peer.link->peek()) {
+    moved = true;
+    const auto kind = static_cast<Kind>(arrival->header.edge);
+    const GroupName group{arrival->header.offset_bytes, arrival->header.sequence};
+    if (kind == Kind::abort) {
+      messages.push_back({kind, group, rank, parse_abort(rank, arrival->data), {}});
+    } else if (kind == Kind::waits || kind == Kind::calls || kind == Kind::farewell || kind == Kind::goodbye) {
+      messages.push_back({kind, group, rank, {}, {arrival->data.begin(), arrival->data.end()}});
+      peer.gone |= kind == Kind::goodbye;
+    }
+    peer.link->release();
+  }
+  if (peer.link->status().ok() && !peer.overfull) return moved;
+  peer.failed = true;
+  drop_queue(peer);
+  if (peer.gone) return true;
+  const Status unread{StatusCode::peer_failed,
+                      fmt::format("rank {} has left {} control messages unread; is its process stopped?", rank, kMostQueued)};
+  messages.push_back({Kind::death, {}, rank, peer.link->status().ok() ? unread : peer.link->status(), {}});
+  return true;
+}
+
+void ControlPlane::set_active(Peer& peer) {
+  if (!std::exchange(peer.active, true)) active_.push_back(&peer);
+}
+
+ControlPlane::Peer* ControlPlane::peer_to(int rank) noexcept {
+  const auto at = static_cast<std::size_t>(rank);
+  const int index = at < peer_of_rank_.size() ? peer_of_rank_[at] : -1;
+  return index < 0 ? nullptr : &peers_[static_cast<std::size_t>(index)];
 }
 
 void ControlPlane::send(Kind kind, const GroupName& group, const std::span<const int>* ranks,
@@ -84,13 +111,21 @@ void ControlPlane::send(Kind kind, const GroupName& group, const std::span<const
   if (transport_ == nullptr) return;
   due_ = true;
   const auto bytes = std::make_shared<const std::vector<std::byte>>(payload.begin(), payload.end());
-  for (Peer& peer : peers_) {
-    const bool meant = ranks == nullptr || std::find(ranks->begin(), ranks->end(), peer.link->peer()) != ranks->end();
-    if (!meant || peer.failed || peer.overfull || !peer.link->status().ok()) continue;
-    enqueue(peer, {kind, group, bytes});
-    flush(peer);
+  if (ranks == nullptr) {
+    for (Peer& peer : peers_) send_to(peer, {kind, group, bytes});
+  } else {
+    for (const int rank : *ranks) {
+      if (Peer* const peer = peer_to(rank); peer != nullptr) send_to(*peer, {kind, group, bytes});
+    }
   }
   transport_->progress();  // a link may hold tiles that it has taken until then
+}
+
+void ControlPlane::send_to(Peer& peer, Queued message) {
+  if (peer.failed || peer.overfull || !peer.link->status().ok()) return;
+  enqueue(peer, std::move(message));
+  flush(peer);
+  set_active(peer);
 }
 
 void ControlPlane::enqueue(Peer& peer, Queued message) {

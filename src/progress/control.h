@@ -94,9 +94,17 @@ class ControlPlane {
     bool gone = false;        ///< has sent its exit notice
     bool failed = false;      ///< its connection has ended, or is treated as ended
     bool overfull = false;    ///< its queue was full: poll() reports it
+    bool active = false;      ///< is in active_
     std::deque<Queued> queue;
     std::deque<Taken> in_link;
   };
+  /// Null where there is no such peer.
+  [[nodiscard]] Peer* peer_to(int rank) noexcept;
+  /// The next poll() visits `peer`.
+  void set_active(Peer& peer);
+  /// Reads what has arrived from `peer`, sends what is queued, and reports its end. True where anything happened.
+  bool visit(Peer& peer, std::vector<Message>& messages);
+  void send_to(Peer& peer, Queued message);
   /// `ranks` null: to all.
   void send(Message::Kind kind, const GroupName& group, const std::span<const int>* ranks, std::span<const std::byte> payload);
   void enqueue(Peer& peer, Queued message);
@@ -107,7 +115,10 @@ class ControlPlane {
 
   std::unique_ptr<Transport> transport_;  // outlives the links
   std::vector<Peer> peers_;
-  std::size_t queued_ = 0;  // messages in all queues
+  std::vector<int> peer_of_rank_;  // index in peers_; -1: none
+  std::vector<Peer*> active_;      // those with messages to read or to send
+  std::vector<Link*> arrivals_;    // scratch of poll()
+  std::size_t queued_ = 0;         // messages in all queues
   bool due_ = false;
 };
 

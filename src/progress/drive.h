@@ -43,8 +43,9 @@ void drive(std::span<ProgressEngine* const> engines, Waiter& waiter, int extra_f
     descriptors.clear();  // empty: they have not been polled
     bool clear = true;
     for (ProgressEngine* engine : engines) clear &= engine->prepare_wait();
+    const auto may_sleep = [&] { return std::ranges::all_of(engines, [](ProgressEngine* m) { return m->may_sleep(); }); };
     // One more pass after announcing the sleep: what arrived before the announcement woke no thread.
-    if (clear && !progress() && !done()) {
+    if (clear && !progress() && !done() && may_sleep()) {
       if (extra_fd >= 0) descriptors.push_back({extra_fd, POLLIN, 0});
       auto until = std::min(limit, std::chrono::steady_clock::now() + std::chrono::seconds(1));
       for (ProgressEngine* engine : engines) {

@@ -55,6 +55,9 @@ class ProgressClient {
   [[nodiscard]] virtual bool idle() const noexcept = 0;
   /// Some call in flight uses links.
   [[nodiscard]] virtual bool on_links() const noexcept = 0;
+  /// The rank of the job that has to write to shared memory before the calls in flight can continue; or Transport::kAnyWriter
+  /// or kNoWriter.
+  [[nodiscard]] virtual int awaited_writer() const noexcept = 0;
   /// The first half of a pass: starts calls, sends; all of it where no call uses links.
   virtual bool start_and_send() = 0;
   /// The second half, where some call uses links: receives, folds, ends calls.

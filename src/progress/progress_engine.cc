@@ -190,6 +190,7 @@ bool ProgressEngine::progress() {
   }
   if (std::exchange(transports_due_, false) || on_links || router_.has_records()) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
+    router_.note_arrivals();
   }
   for (ProgressClient* client : running_) {
     if (client->on_links()) moved |= client->receive_and_end();
@@ -230,11 +231,23 @@ bool ProgressEngine::check() {
   return moved;
 }
 
+int ProgressEngine::awaited_writer() const noexcept {
+  int awaited = Transport::kNoWriter;
+  for (const ProgressClient* client : running_) {
+    const int writer = client->awaited_writer();
+    if (writer == Transport::kNoWriter || writer == awaited) continue;
+    awaited = awaited == Transport::kNoWriter ? writer : Transport::kAnyWriter;
+  }
+  return awaited;
+}
+
 bool ProgressEngine::prepare_wait() {
   bool clear = true;
+  announced_writer_ = awaited_writer();
   if (waits_for_peers()) {
+    for (const auto& transport : parts_.transports) transport->await_writer(announced_writer_);
     // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would prevent sleep.
-    router_.peek();
+    router_.active();
     for (const auto& transport : parts_.transports) transports_due_ |= !transport->prepare_wait();
     clear = !transports_due_;
     clear &= control_messages_.prepare_wait();

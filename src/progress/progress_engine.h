@@ -144,6 +144,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   [[nodiscard]] Status status() const;
   /// Announces sleep to transports and posters. False: something has arrived already.
   bool prepare_wait();
+  /// What it has announced holds still. To be called after one more progress(), before blocking.
+  [[nodiscard]] bool may_sleep() const noexcept { return awaited_writer() == announced_writer_; }
   /// `polled`: append_wait_fds()'s descriptors, among others, as poll left them; empty where they were not polled.
   void finish_wait(std::span<const pollfd> polled);
   void append_wait_fds(std::vector<pollfd>& out) const;
@@ -163,6 +165,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// Messages of peers matter now. Of several engines that one thread drives some may be idle: a peer that is ahead sends them
   /// tiles that no call here can take yet, and these would keep the thread awake.
   [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || router_.has_records() || unsent(); }
+  /// Whose writes to shared memory matter to the calls in flight; see Transport::await_writer().
+  [[nodiscard]] int awaited_writer() const noexcept;
   void drain_inbox();
   void mark_running(ProgressClient& client);
 
@@ -185,6 +189,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   static constexpr std::uint32_t kPassesBetweenLooks = 16;  // before the clock is read
   std::uint32_t passes_ = 0;                                // in which something moved
   std::chrono::steady_clock::time_point checked_at_{};
+  int announced_writer_ = Transport::kAnyWriter;
   bool transports_due_ = false;  // a transport did not let the driver sleep, whether or not a call is on links
 };
 

@@ -1,6 +1,7 @@
 #include "src/progress/tile_router.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -28,7 +29,10 @@ TileRouter::TileRouter(std::span<const std::unique_ptr<Transport>> transports, s
       early_(early),
       control_(control),
       wires_(links.size()),
-      wire_of_rank_(static_cast<std::size_t>(ranks), -1) {
+      wire_of_rank_(static_cast<std::size_t>(ranks), -1),
+      reports_arrivals_(transports.size()) {
+  active_.reserve(links.size());
+  arrivals_.reserve(links.size());
   for (std::size_t i = 0; i < links.size(); ++i) {
     Wire& wire = wires_[i];
     wire.link = links[i].get();
@@ -38,11 +42,38 @@ TileRouter::TileRouter(std::span<const std::unique_ptr<Transport>> transports, s
     wire.unmade[{}] = 0;
     wire_of_rank_[static_cast<std::size_t>(wire.link->peer())] = static_cast<int>(i);
   }
+  for (std::size_t t = 0; t < transports.size(); ++t) reports_arrivals_[t] = transports[t]->take_active(arrivals_);
+  for (const Link* link : arrivals_) set_active(*wire_to(link->peer()));
+  for (Wire& wire : wires_) {
+    if (!reports_arrivals(wire)) set_active(wire);
+  }
 }
 
 Wire* TileRouter::wire_to(int rank) noexcept {
   const int index = wire_of_rank_[static_cast<std::size_t>(rank)];
   return index < 0 ? nullptr : &wires_[static_cast<std::size_t>(index)];
+}
+
+inline void TileRouter::set_active(Wire& wire) {
+  if (std::exchange(wire.active, true)) return;
+  active_.push_back(&wire);
+}
+
+void TileRouter::note_arrivals() {
+  arrivals_.clear();
+  for (const auto& transport : transports_) transport->take_active(arrivals_);
+  for (const Link* link : arrivals_) set_active(*wire_to(link->peer()));
+}
+
+std::span<Wire* const> TileRouter::active() {
+  std::erase_if(active_, [this](Wire* wire) {
+    // To peek also tells the transport that the tile has been seen: it is nothing to wake up for.
+    wire->active = wire->link->peek() != nullptr || !reports_arrivals(*wire) ||
+                   std::ranges::any_of(wire->spills, [](const auto& queue) { return !queue->empty(); });
+    wire->stuck &= wire->active;
+    return !wire->active;
+  });
+  return active_;
 }
 
 void TileRouter::attach(ProgressClient& client) {
@@ -62,7 +93,8 @@ void TileRouter::detach(ProgressClient& client, bool others) {
 bool TileRouter::route(std::span<ProgressClient* const> running, bool quiet) {
   bool moved = send_records();
   stray_ = false;
-  for (Wire& wire : wires_) {
+  for (Wire* each : active()) {
+    Wire& wire = *each;
     const Arrival* head = nullptr;
     for (int tiles = 0; tiles < kMostTilesInARow && (head = wire.link->peek()) != nullptr; ++tiles) {
       const std::uint32_t number = head->header.communicator;

@@ -29,10 +29,11 @@ class TileRouter {
 
   /// The wire to `rank`; null for this rank itself.
   [[nodiscard]] Wire* wire_to(int rank) noexcept;
-  /// Looks at all links: a tile that no call can take yet is nothing to wake up for, unless it was not seen before.
-  void peek() const noexcept {
-    for (const Wire& wire : wires_) static_cast<void>(wire.link->peek());
-  }
+  /// Asks the transports on which links tiles have arrived. To be called after their progress().
+  void note_arrivals();
+  /// The wires at whose heads tiles stand, or whose spill queues hold some; all wires of transports that do not report
+  /// arrivals. Looks at each of them.
+  std::span<Wire* const> active();
 
   /// A tile of another communicator is at the head of a link that a client has checked.
   void note_stray() noexcept { stray_ = true; }
@@ -64,6 +65,8 @@ class TileRouter {
     LinkControl what = LinkControl::pause;
   };
 
+  void set_active(Wire& wire);
+  [[nodiscard]] bool reports_arrivals(const Wire& wire) const noexcept { return reports_arrivals_[wire.transport]; }
   bool stands_in_the_way(Wire& wire, std::span<ProgressClient* const> running, const ProgressClient* owner, bool quiet) const;
   void spill(Wire& wire, BoundNumber& bound, const Arrival& arrival);
   void on_control(Wire& wire, const TileHeader& header);
@@ -78,8 +81,11 @@ class TileRouter {
   ClientDirectory& clients_;
   EarlyRecords& early_;
   ControlMessages& control_;
-  std::vector<Wire> wires_;        // parallel to the links
-  std::vector<int> wire_of_rank_;  // -1 for the own rank
+  std::vector<Wire> wires_;             // parallel to the links
+  std::vector<int> wire_of_rank_;       // -1 for the own rank
+  std::vector<bool> reports_arrivals_;  // by transport
+  std::vector<Wire*> active_;
+  std::vector<Link*> arrivals_;  // scratch of note_arrivals()
   bool stray_ = false;
   std::vector<Record> records_;  // to send when the links have room
 };

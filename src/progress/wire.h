@@ -34,6 +34,7 @@ struct Wire {
   std::unordered_map<std::uint32_t, BoundNumber> theirs;  ///< communicators by the numbers that the peer has given them
   /// Of them, the numbers of those that have not been made here yet.
   std::unordered_map<GroupName, std::uint32_t, GroupName::Hash> unmade;
+  bool active = false;                 ///< is in the TileRouter's list of wires at which tiles may stand
   bool stuck = false;                  ///< the tile at its head was there in an earlier pass already
   std::uint64_t taken_when_stuck = 0;  ///< `taken` at that time
 };

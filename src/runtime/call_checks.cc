@@ -25,16 +25,17 @@ std::optional<CallProblem> CallChecks::check(Time now) {
   if (auto problem = check_members(now)) return problem;
   if (auto problem = check_links(now)) return problem;
   // After all control messages have been read: a peer that has aborted has sent the reason.
-  if (auto disagreement = s_.monitor.disagreeing_wait()) return *disagreement;
+  if (auto disagreement = s_.monitor.take_disagreeing_wait()) return *disagreement;
   if (auto problem = check_deadlines(now)) return problem;
   return check_messages(now);
 }
 
 std::optional<CallProblem> CallChecks::check_unclaimed() {
-  for (LinkCalls::LinkState& state : s_.links.all()) {
-    const auto unclaimed = s_.links.unclaimed_signature(state);
+  for (const Wire* wire : s_.router.active()) {
+    LinkCalls::LinkState* state = s_.links.of_job_rank(wire->link->peer());
+    const auto unclaimed = state == nullptr ? std::nullopt : s_.links.unclaimed_signature(*state);
     if (!unclaimed) continue;
-    if (const auto stray = s_.monitor.stray_call(state.peer, unclaimed->first, unclaimed->second)) return *stray;
+    if (const auto stray = s_.monitor.stray_call(state->peer, unclaimed->first, unclaimed->second)) return *stray;
   }
   return std::nullopt;
 }
@@ -44,8 +45,9 @@ std::optional<CallProblem> CallChecks::check_members(Time now) {
   if (const auto missing = s_.monitor.missing_member(now); missing && !s_.calls.started.empty())
     return s_.monitor.left_too_early(*missing, *occupation(now));
   int left = -1;  // a peer whose part in the call over windows is missing
-  for (int peer = 0; s_.peer_memory_calls.size() > 0 && left < 0 && peer < s_.group.topology.ranks(); ++peer) {
-    if (s_.peer_memory_calls.awaits(*s_.peer_memory_calls.front(), peer) && s_.monitor.has_left(peer)) left = peer;
+  const int peers = s_.monitor.any_left() && s_.peer_memory_calls.size() > 0 ? s_.group.topology.ranks() : 0;
+  for (int peer = 0; left < 0 && peer < peers; ++peer) {
+    if (s_.monitor.has_left(peer) && s_.peer_memory_calls.awaits(*s_.peer_memory_calls.front(), peer)) left = peer;
   }
   if (left < 0) {
     window_absence_ = {};
@@ -57,7 +59,8 @@ std::optional<CallProblem> CallChecks::check_members(Time now) {
 
 // A peer is gone that a call in flight still needs.
 std::optional<CallProblem> CallChecks::check_links(Time now) {
-  for (LinkCalls::LinkState& state : s_.links.all()) {
+  for (LinkCalls::LinkState* each : s_.links.in_use()) {
+    LinkCalls::LinkState& state = *each;
     const bool left = s_.monitor.has_left(state.peer);
     if (!state.needed() || (state.link->status().ok() && !left) || state.link->peek() != nullptr) {
       if (!s_.messages.needs(state.peer)) state.absence = {};  // else next_check() would count it
@@ -83,8 +86,8 @@ void CallChecks::report_wait(Time now) {
   auto first_deadline = oldest.deadline();
   for (std::size_t i = 1; i < started.size(); ++i) first_deadline = std::min(first_deadline, started[i]->deadline());
   if (!s_.monitor.waits(oldest.sequence(), first_deadline, now)) return;
-  if (const auto message = s_.monitor.misses(oldest.signature, late_ranks(oldest), now))
-    s_.control.plane()->send_wait(s_.group.name, s_.group.members, *message);
+  for (const CallMonitor::WaitMessage& message : s_.monitor.misses(oldest.signature, late_ranks(oldest), now))
+    s_.control.plane()->send_wait(s_.group.name, message.receivers, message.bytes);
 }
 
 std::optional<CallProblem> CallChecks::check_deadlines(Time now) {
@@ -117,6 +120,7 @@ std::optional<CallProblem> CallChecks::check_messages(Time now) {
     LinkCalls::LinkState* state = message->message.peer < 0 ? nullptr : s_.links.of_rank(message->message.peer);
     if (state == nullptr || (state->link->status().ok() && !s_.monitor.has_left(state->peer)) || state->link->peek() != nullptr)
       continue;
+    s_.links.use(*state);  // so that next_check() sees the absence
     auto cause = s_.monitor.absent(state->peer, state->absence, state->link->status(), occupation_of(*message, true, now), now);
     if (cause) return *std::move(cause);
   }
@@ -149,9 +153,9 @@ CallChecks::Time CallChecks::next_check() const noexcept {
     until = std::min({until, s_.monitor.verdict_at(call->deadline()), call->watch.next});
   for (const Operation* message : s_.messages.live()) until = std::min({until, message->deadline(), message->watch.next});
   for (const Operation* message : s_.messages.waiting()) until = std::min(until, message->deadline());
-  for (const LinkCalls::LinkState& state : s_.links.all()) {
-    if (state.absence.begun())
-      until = std::min(until, s_.monitor.absence_ends(state.peer, state.absence, state.link->status()));
+  for (const LinkCalls::LinkState* state : s_.links.in_use()) {
+    if (state->absence.begun())
+      until = std::min(until, s_.monitor.absence_ends(state->peer, state->absence, state->link->status()));
   }
   if (window_absence_.begun()) until = std::min(until, s_.monitor.absence_ends(s_.group.rank, window_absence_, Status()));
   if (const auto due = s_.links.signatures_due()) until = std::min(until, *due);

@@ -11,6 +11,7 @@
 #include "src/diagnosis/call_monitor.h"
 #include "src/plan/operation.h"
 #include "src/progress/control_messages.h"
+#include "src/progress/tile_router.h"
 #include "src/runtime/calls_in_flight.h"
 #include "src/runtime/link_calls.h"
 #include "src/runtime/messages.h"
@@ -33,6 +34,7 @@ class CallChecks {
     PeerMemoryCalls& peer_memory_calls;
     Messages& messages;
     ControlMessages& control;
+    TileRouter& router;
   };
   explicit CallChecks(const Subjects& subjects) : s_(subjects) {}
 

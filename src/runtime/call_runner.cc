@@ -35,7 +35,8 @@ CallRunner::CallRunner(std::shared_ptr<ProgressEngine> engine, Group group)
       trace_(group_),
       links_(*engine_, group_, number_, trace_),
       messages_(*engine_, group_, number_, links_),
-      checks_({group_, monitor_, calls_, links_, peer_memory_calls_, messages_, engine_->control_messages()}) {
+      checks_(
+          {group_, monitor_, calls_, links_, peer_memory_calls_, messages_, engine_->control_messages(), engine_->router()}) {
   find_windows();
 }
 

@@ -38,6 +38,7 @@ class CallRunner : public ProgressClient {
   void enqueue(internal::Operation* operation) override;
   [[nodiscard]] bool idle() const noexcept override { return calls_.empty() && messages_.size() == 0; }
   [[nodiscard]] bool on_links() const noexcept override { return links_.size() != 0 || messages_.size() != 0; }
+  [[nodiscard]] int awaited_writer() const noexcept override { return peer_memory_calls_.awaited_writer(); }
   bool start_and_send() override;
   bool receive_and_end() override;
   bool check() override;

@@ -69,6 +69,7 @@ LinkCalls::LinkCalls(ProgressEngine& engine, const Group& group, std::uint32_t n
       link_of_rank_(group.members.size(), -1),
       link_of_job_rank_(static_cast<std::size_t>(engine.parts().topology.ranks()), -1) {
   links_.reserve(group_.members.size());
+  in_use_.reserve(group_.members.size());
   operands_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Wire* wire = router_.wire_to(group_.members[static_cast<std::size_t>(rank)]);
@@ -114,14 +115,15 @@ void LinkCalls::start(Operation* operation) {
     LinkState& state = links_[operation->plan->links[i].link];
     if (operation->plan->links[i].speaks) state.senders.push({operation, i});
     if (operation->plan->links[i].hears) state.receivers.push({operation, i});
+    use(state);
   }
 }
 
 bool LinkCalls::send() {
   bool moved = false;
-  for (LinkState& state : links_) {
+  for (LinkState* state : in_use_) {
     for (int tiles = 0; tiles < kTilesPerPass; ++tiles) {
-      if (state.senders.empty() || !advance_send(state)) break;
+      if (state->senders.empty() || !advance_send(*state)) break;
       moved = true;
     }
   }
@@ -130,10 +132,14 @@ bool LinkCalls::send() {
 
 bool LinkCalls::receive() {
   bool moved = false;
-  for (LinkState& state : links_) {
-    moved |= retire_sent(state);
-    for (int tiles = 0; tiles < kMostTilesInARow && !state.receivers.empty() && advance_receive(state); ++tiles) moved = true;
+  std::size_t kept = 0;
+  for (LinkState* state : in_use_) {
+    moved |= retire_sent(*state);
+    for (int tiles = 0; tiles < kMostTilesInARow && !state->receivers.empty() && advance_receive(*state); ++tiles) moved = true;
+    state->in_use = state->needed() || state->absence.begun();
+    if (state->in_use) in_use_[kept++] = state;
   }
+  in_use_.resize(kept);
   return moved;
 }
 
@@ -158,11 +164,11 @@ bool LinkCalls::end_turns(Operation* operation) {
 }
 
 void LinkCalls::abort() {
-  for (LinkState& state : links_) {
-    if (!state.outstanding.empty()) state.link->keep_copies();
-    state.senders.clear();
-    state.receivers.clear();
-    state.outstanding.clear();
+  for (LinkState* state : in_use_) {
+    if (!state->outstanding.empty()) state->link->keep_copies();
+    state->senders.clear();
+    state->receivers.clear();
+    state->outstanding.clear();
   }
 }
 
@@ -396,12 +402,12 @@ bool LinkCalls::advance_local(Operation* operation) {
 }
 
 bool LinkCalls::send_late_signatures(Time now) {
-  const auto waits = [](LinkState& state) {
-    if (state.senders.empty()) return false;
-    const auto [operation, plan_link] = state.senders.front();
+  const auto waits = [](LinkState* state) {
+    if (state->senders.empty()) return false;
+    const auto [operation, plan_link] = state->senders.front();
     return !operation->links[plan_link].call_sent;
   };
-  if (std::none_of(links_.begin(), links_.end(), [&](LinkState& state) { return waits(state); })) {
+  if (std::ranges::none_of(in_use_, waits)) {
     signatures_due_ = {};
     return false;
   }
@@ -409,8 +415,8 @@ bool LinkCalls::send_late_signatures(Time now) {
   if (now < signatures_due_) return false;
   signatures_due_ = now + kSignatureWait;  // the next attempt on links without room
   bool moved = false;
-  for (LinkState& state : links_) {
-    if (waits(state) && !state.paused) moved |= send_signature(state);
+  for (LinkState* state : in_use_) {
+    if (waits(state) && !state->paused) moved |= send_signature(*state);
   }
   return moved;
 }

@@ -60,7 +60,8 @@ class LinkCalls {
     RingQueue<Turn> senders;
     RingQueue<Turn> receivers;
     RingQueue<Outstanding> outstanding;
-    Absence absence;  ///< of the peer
+    Absence absence;      ///< of the peer
+    bool in_use = false;  ///< is in LinkCalls::in_use()
     [[nodiscard]] bool needed() const noexcept { return !senders.empty() || !receivers.empty() || !outstanding.empty(); }
   };
 
@@ -68,8 +69,12 @@ class LinkCalls {
   LinkCalls(ProgressEngine& engine, const Group& group, std::uint32_t number, const CallTrace& trace);
 
   // Links.
-  [[nodiscard]] std::span<LinkState> all() noexcept { return links_; }
-  [[nodiscard]] std::span<const LinkState> all() const noexcept { return links_; }
+  /// The links that calls in flight need, those whose peer's absence has begun, and some that were needed lately.
+  [[nodiscard]] std::span<LinkState* const> in_use() const noexcept { return in_use_; }
+  /// Puts a link there.
+  void use(LinkState& state) {
+    if (!std::exchange(state.in_use, true)) in_use_.push_back(&state);
+  }
   /// Null where the rank of the job is no member, or this rank.
   [[nodiscard]] LinkState* of_job_rank(int job_rank) noexcept {
     return const_cast<LinkState*>(std::as_const(*this).of_job_rank(job_rank));
@@ -149,6 +154,7 @@ class LinkCalls {
   std::vector<int> link_of_rank_;      // -1: this rank
   std::vector<int> link_of_job_rank_;  // -1: not a member, or this rank
   std::vector<LinkState> links_;
+  std::vector<LinkState*> in_use_;  // so that a pass costs what the calls in flight use, not what the job has
   std::size_t size_ = 0;
   std::vector<const std::byte*> operands_;  // of the fold in progress: never more than there are ranks
   Time signatures_due_{};

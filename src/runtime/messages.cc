@@ -35,6 +35,7 @@ Messages::Messages(ProgressEngine& engine, const Group& group, std::uint32_t num
       rank_(group.rank),
       group_(group),
       peers_(group.members.size()) {
+  in_use_.reserve(peers_.size());
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) peers_[rank].link = links.of_rank(static_cast<int>(rank));
 }
 
@@ -77,10 +78,18 @@ bool Messages::advance() {
     start(operation);
     any = true;
   }
-  for (Peer& peer : peers_) {
-    if (peer.link != nullptr) any |= advance(peer);
-  }
+  std::erase_if(in_use_, [&](Peer* peer) {
+    any |= advance(*peer);
+    peer->in_use = peer->has_work();
+    return !peer->in_use;
+  });
   return any;
+}
+
+Messages::Peer& Messages::use(int rank) {
+  Peer& used = peer(rank);
+  if (!std::exchange(used.in_use, true)) in_use_.push_back(&used);
+  return used;
 }
 
 void Messages::start(Operation* operation) {
@@ -91,7 +100,7 @@ void Messages::start(Operation* operation) {
     if (Status status = match(operation, *message, message->bytes); !status.ok() && failure_.ok()) failure_ = status;
     return;
   }
-  if (m.peer != rank_) return peer(m.peer).to_announce.push(operation);
+  if (m.peer != rank_) return use(m.peer).to_announce.push(operation);
   // To this rank itself: the send is its own announcement.
   Unexpected message{rank_, 0, {m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type), 0, 0}, {}, operation};
   Operation* const receive = take_posted(rank_, m.tag);
@@ -149,7 +158,7 @@ bool Messages::advance(Peer& peer) {
     peer.to_clear.pop();
     any = true;
   }
-  if (peer.taken - peer.taken_said >= kEagerWindow / 2 && send_word(peer, Kind::taken, peer.taken)) {
+  if (peer.owes_taken() && send_word(peer, Kind::taken, peer.taken)) {
     peer.taken_said = peer.taken;
     any = true;
   }
@@ -161,8 +170,7 @@ bool Messages::advance(Peer& peer) {
 /// Before the first tile: sends the peer the number that the tiles of this communicator carry. False where the link has no
 /// room for that, or no tile needs it.
 bool Messages::bind(Peer& peer) {
-  const bool has_tiles =
-      !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
+  const bool has_tiles = !peer.to_clear.empty() || !peer.to_announce.empty() || peer.owes_taken();
   return has_tiles && (peer.link->bound = router_.bind(*peer.link->wire, number_, group_.name));
 }
 
@@ -255,13 +263,16 @@ Status Messages::match(Operation* receive, const Unexpected& message, std::span<
     end(receive);
   } else if (theirs.eager != 0) {
     if (m.size_bytes != 0) std::memcpy(m.data, bytes.data(), m.size_bytes);
-    ++peer(message.peer).taken;
+    Peer& sender = peer(message.peer);
+    ++sender.taken;
+    if (sender.owes_taken()) use(message.peer);
     end(receive);
   } else {
     m.number = message.number;
     m.open_bytes = m.size_bytes;
-    peer(message.peer).receiving.put(message.number, receive);
-    peer(message.peer).to_clear.push(message.number);
+    Peer& sender = use(message.peer);
+    sender.receiving.put(message.number, receive);
+    sender.to_clear.push(message.number);
   }
   return {};
 }
@@ -288,7 +299,7 @@ Status Messages::take(int from, const Arrival& arrival) {
     case Kind::clear: {
       Operation* const* const send = sender.announced.find(number);
       if (send == nullptr) return nonsense();
-      sender.to_send.push(*send);
+      use(from).to_send.push(*send);
       sender.announced.erase(number);
       return {};
     }

@@ -118,6 +118,11 @@ class Messages {
     std::uint32_t eager_taken = 0;  // as the peer has reported
     std::uint32_t taken = 0;        // of the peer's eager messages
     std::uint32_t taken_said = 0;
+    bool in_use = false;  // is in in_use_
+    [[nodiscard]] bool owes_taken() const noexcept { return taken - taken_said >= kEagerWindow / 2; }
+    [[nodiscard]] bool has_work() const noexcept {
+      return !to_announce.empty() || !to_send.empty() || !outstanding.empty() || !to_clear.empty() || owes_taken();
+    }
   };
 
   void start(internal::Operation* operation);
@@ -135,6 +140,8 @@ class Messages {
   [[nodiscard]] std::optional<Unexpected> take_unexpected(const internal::Message& receive);
   [[nodiscard]] internal::Operation* take_posted(int from, int tag);
   Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
+  /// The peer, which the next advance() visits.
+  Peer& use(int rank);
 
   TileRouter& router_;
   const Device& device_;
@@ -143,6 +150,7 @@ class Messages {
   const int rank_;
   const Group& group_;
   std::vector<Peer> peers_;                    // by rank
+  std::vector<Peer*> in_use_;                  // those with something to send, or whose links still need memory
   std::vector<internal::Operation*> waiting_;  // a heap, the lowest number first
   std::uint64_t next_start_ = 0;
   std::list<internal::Operation*> live_;      // started

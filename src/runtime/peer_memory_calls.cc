@@ -85,6 +85,7 @@ void PeerMemoryCalls::end_writing() noexcept {
 
 PeerMemoryCalls::Advance PeerMemoryCalls::advance() {
   if (calls_.empty()) return {};
+  missing_ = -1;
   Operation* operation = calls_.front();
   return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_zero_copy(operation);
 }
@@ -169,7 +170,7 @@ bool PeerMemoryCalls::meet_next(Advance& result) noexcept {
   for (std::size_t r = 0; r < windows_.size(); ++r) {
     if (static_cast<int>(r) == rank_) continue;
     if (has_come(r, one_shot_slot(windows_[r], met_), flag, ours, result)) continue;
-    if (result.odd_rank < 0) return false;
+    if (result.odd_rank < 0) return misses(r);
     // A rank that waits for no peer may already be writing the slot again, once it has begun all calls before the slot's next
     // one. Then it is too late to read its signature of this call.
     const OneShotSlot& last = one_shot_slot(windows_[r], met_ + kOneShotSlots - 1);
@@ -194,7 +195,7 @@ bool PeerMemoryCalls::take_all(const Contribution& mine, Advance& result) {
       // Is the rank in another call, which uses no such slot? Or has it entered this call and gone on since the check above?
       const ZeroCopySlot& other = meeting_slot(theirs, meetings_);
       const std::uint64_t entered = other.entered.load(std::memory_order_acquire);
-      if (result.odd_rank >= 0 || entered < mine.flag) return false;
+      if (result.odd_rank >= 0 || entered < mine.flag) return misses(take.rank);
       if (!come()) {
         if (result.odd_rank < 0) result.set_odd(take.rank, entered, other.signature, mine.flag, mine.signature);
         return false;
@@ -258,8 +259,10 @@ PeerMemoryCalls::Advance PeerMemoryCalls::advance_zero_copy(Operation* operation
     mine.left.store(flag, std::memory_order_release);
     notify();
   }
-  for (const auto& each : windows_) {
-    if (meeting_slot(each, meetings_).left.load(std::memory_order_acquire) < flag) return result;
+  for (std::size_t r = 0; r < windows_.size(); ++r) {
+    if (meeting_slot(windows_[r], meetings_).left.load(std::memory_order_acquire) >= flag) continue;
+    misses(r);
+    return result;
   }
   ++meetings_;
   met_in_ = nullptr;
@@ -277,10 +280,11 @@ void PeerMemoryCalls::begin_part(Operation* operation) {
 
 /// The slot is free: a rank that has entered the last zero-copy call has decided the one before it. Without this check a rank
 /// with unreachable buffers could run ahead, since it waits for no peer.
-bool PeerMemoryCalls::may_enter() const noexcept {
-  return last_meeting_ == 0 || std::all_of(windows_.begin(), windows_.end(), [&](const auto& each) {
-           return meeting_slot(each, meetings_ + 1).entered.load(std::memory_order_acquire) >= last_meeting_;
-         });
+bool PeerMemoryCalls::may_enter() noexcept {
+  for (std::size_t r = 0; last_meeting_ != 0 && r < windows_.size(); ++r) {
+    if (meeting_slot(windows_[r], meetings_ + 1).entered.load(std::memory_order_acquire) < last_meeting_) return misses(r);
+  }
+  return true;
 }
 
 /// Writes into this rank's slot where the buffers of the call lie.
@@ -334,7 +338,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
       // Is the rank in another call? Or has it entered this one and gone on since the check above?
       if (begun >= flag && theirs.entered.load(std::memory_order_acquire) < flag)
         result.set_odd(r, begun, other.signature.load(), flag, ours);
-      all = false;
+      if (all) all = misses(r);
       continue;
     }
     if (seen > flag || !(theirs.signature == ours)) {

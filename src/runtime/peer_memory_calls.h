@@ -95,6 +95,12 @@ class PeerMemoryCalls {
   /// Why a peer's memory could not be reached in advance(); ok where it could.
   Status take_failure() { return std::exchange(failure_, Status()); }
 
+  /// The rank of the transport for which the oldest call waits, by the last advance(); kNoWriter where there is no call, and
+  /// kAnyWriter where it is not known. One rank at a time: to be woken by each of many would cost more.
+  [[nodiscard]] int awaited_writer() const noexcept {
+    if (calls_.empty()) return Transport::kNoWriter;
+    return missing_ < 0 ? Transport::kAnyWriter : member(missing_);
+  }
   /// Whether `operation` is the oldest call, this rank has entered it, and it still waits for `rank`.
   [[nodiscard]] bool awaits(const internal::Operation& operation, int rank) noexcept;
 
@@ -127,9 +133,14 @@ class PeerMemoryCalls {
                 Advance& result) const noexcept;
   /// Goes on to the next call that all peers have begun.
   bool meet_next(Advance& result) noexcept;
+  /// Notes for which rank the call waits; false.
+  bool misses(std::size_t rank) noexcept {
+    missing_ = static_cast<int>(rank);
+    return false;
+  }
   Advance advance_one_shot(internal::Operation* operation);
   Advance advance_zero_copy(internal::Operation* operation);
-  [[nodiscard]] bool may_enter() const noexcept;
+  [[nodiscard]] bool may_enter() noexcept;
   void enter(internal::Operation* operation);
   /// Where the peers find a buffer of this rank; nothing where they cannot reach it.
   [[nodiscard]] std::optional<std::uint64_t> place_of(const Plan& plan, const std::byte* data, std::size_t bytes) const;
@@ -162,6 +173,7 @@ class PeerMemoryCalls {
   OneShotRoom room_;
   RingQueue<internal::Operation*> calls_;  // by sequence; the first is in progress
   bool undecided_ = false;
+  int missing_ = -1;  // the first rank that the last advance() waited for; -1: none
   // One-shot calls count from 0.
   std::uint64_t one_shots_ = 0;     // ended
   std::uint64_t met_ = 0;           // that all peers are known to have begun too, with the same signature

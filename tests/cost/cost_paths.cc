@@ -172,6 +172,12 @@ Status small_scatter(Communicator& communicator) {
   return communicator.scatter(input.data(), output.data(), output.size(), DataType::float32, 1);
 }
 
+/// By an algorithm that uses links.
+Status all_reduce_over_links(Communicator& communicator) {
+  static std::array<float, 256> buffer{};
+  return communicator.all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max);
+}
+
 struct NamedCall {
   const char* name;
   SmallCall call;
@@ -214,6 +220,53 @@ int run_peer(int calls, const std::string& folder, const std::string& name) {
     for (int i = 0; name == each.name && i < calls; ++i) require(each.call(*communicator));
   }
   return 0;
+}
+
+/// A job of several ranks on this host, all but rank 0 in processes of their own. Ranks 0 and 1 are a group, and call an
+/// all_reduce over links; the others make no call.
+template <int kRanks, bool kTcp>
+void call_in_group(const Counter& counter) {
+  std::string folder = "/tmp/shoal-cost-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) fail("no temporary folder");
+  ::setenv("SHOAL_ALGORITHM", "recursive_doubling", 1);
+  ::setenv("SHOAL_TRANSPORTS", kTcp ? "tcp" : "shm", 1);
+  std::array<int, 2> end{};  // closed at the end: then the other ranks leave
+  if (::pipe(end.data()) != 0) fail("no pipe");
+  std::vector<pid_t> peers;
+  for (int rank = 1; rank < kRanks; ++rank) {
+    peers.push_back(::fork());
+    if (peers.back() != 0) continue;
+    ::dup2(end[0], STDIN_FILENO);
+    ::close(end[0]), ::close(end[1]);
+    ::execl(program, program, "member", std::to_string(rank).c_str(), std::to_string(kRanks).c_str(), folder.c_str(),
+            std::to_string(counter.calls()).c_str(), nullptr);
+    ::_exit(127);
+  }
+  {
+    const auto store = require(make_file_store(folder));
+    const auto job = require(Communicator::create(*store, 0, kRanks, Communicator::options_from_environment()));
+    const auto group = require(job->group(std::array{0, 1}));
+    const auto let_peer_enter = [] { std::this_thread::sleep_for(std::chrono::milliseconds(4)); };
+    counter.count(let_peer_enter, [&] { require(all_reduce_over_links(*group)); });
+    ::close(end[1]);
+  }
+  for (const pid_t peer : peers) {
+    int status = 0;
+    ::waitpid(peer, &status, 0);
+    if (status != 0) fail("a peer failed");
+  }
+  std::filesystem::remove_all(folder);
+}
+
+int run_member(int rank, int ranks, const std::string& folder, int calls) {
+  const auto store = require(make_file_store(folder));
+  const auto job = require(Communicator::create(*store, rank, ranks, Communicator::options_from_environment()));
+  if (rank == 1) {
+    const auto group = require(job->group(std::array{0, 1}));
+    for (int i = 0; i < calls; ++i) require(all_reduce_over_links(*group));
+  }
+  char none = 0;
+  return ::read(STDIN_FILENO, &none, 1) == 0 ? 0 : 1;
 }
 
 Collective all_reduce_of(std::size_t bytes) {
@@ -289,6 +342,10 @@ constexpr Path kPaths[] = {
     {"all_reduce_8_bytes_shm", call_shm<0>},
     {"all_gather_8_bytes_shm", call_shm<1>},
     {"scatter_8_bytes_shm", call_shm<2>},
+    {"group_of_2_in_job_of_2_shm", call_in_group<2, false>},
+    {"group_of_2_in_job_of_32_shm", call_in_group<32, false>},
+    {"group_of_2_in_job_of_2_tcp", call_in_group<2, true>},
+    {"group_of_2_in_job_of_16_tcp", call_in_group<16, true>},
     {"tile_shm", tile_shm},
     {"tile_tcp", tile_tcp},
     {"plan_look_up", plan_look_up},
@@ -311,6 +368,7 @@ constexpr int kCompilerVersion = __GNUC__;
 int main(int argc, char** argv) {
   program = argv[0];
   const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "member" && argc == 6) return run_member(std::atoi(argv[2]), std::atoi(argv[3]), argv[4], std::atoi(argv[5]));
   if (what == "peer" && argc == 5) return run_peer(std::atoi(argv[2]), argv[3], argv[4]);
   if (what == "compiler") return fmt::print("{} {}\n", kCompiler, kCompilerVersion), 0;
   for (const Path& path : kPaths) {

@@ -62,6 +62,7 @@ class TestBudgets:
         words = complaint(path, count, budget, self.budgets["tolerance"])
         most_expensive = sorted(profile.items(), key=lambda item: -item[1])[:10]
         assert not words, "\n".join([words] + [f"{cost:9} {name}" for name, cost in most_expensive])
+        return count
 
     def test_all_reduce_of_8_bytes_in_a_host(self):
         self.check("all_reduce_8_bytes_shm")
@@ -71,6 +72,17 @@ class TestBudgets:
 
     def test_scatter_of_8_bytes_in_a_host(self):
         self.check("scatter_8_bytes_shm")
+
+    def check_job(self, small, large):
+        """A call of a group costs about the same in a large job."""
+        count, alone = self.check(large), self.check(small)
+        assert count <= 1.1 * alone, f"{large} costs {count} instructions, {small} only {alone}"
+
+    def test_a_group_of_a_job_in_a_host(self):
+        self.check_job("group_of_2_in_job_of_2_shm", "group_of_2_in_job_of_32_shm")
+
+    def test_a_group_of_a_job_over_tcp(self):
+        self.check_job("group_of_2_in_job_of_2_tcp", "group_of_2_in_job_of_16_tcp")
 
     def test_a_tile_through_shared_memory(self):
         self.check("tile_shm")

@@ -1,14 +1,17 @@
-// What shared memory adds to the contract of transports: its handshake with wrong settings and unauthenticated connections,
-// and its options.
+// What shared memory adds to the contract of transports: whom it wakes, rings that are not polled, its handshake with wrong
+// settings and unauthenticated connections, and its options.
 #include "transports/shm/shm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -49,6 +52,107 @@ std::pair<Links, Links> connect(Transport& zero, Transport& one, int seconds = 3
   Links first = zero.connect(std::span(ranks).last(1), std::span(addresses).last(1), in_seconds(seconds));
   other.join();
   return {std::move(first), std::move(second)};
+}
+
+/// The ends of a group in this process, connected.
+struct Ends {
+  explicit Ends(int ranks) {
+    std::vector<int> all;
+    std::vector<std::string> addresses;
+    for (int rank = 0; rank < ranks; ++rank) {
+      transports.push_back(make({.rank = rank, .job_id = 5}));
+      all.push_back(rank);
+      addresses.push_back(transports.back()->address());
+    }
+    links.resize(transports.size());
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        auto peers = all;
+        auto others = addresses;
+        peers.erase(peers.begin() + rank);
+        others.erase(others.begin() + rank);
+        auto made = transports[static_cast<std::size_t>(rank)]->connect(peers, others, in_seconds(30));
+        if (made.ok()) links[static_cast<std::size_t>(rank)] = std::move(made).value();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  [[nodiscard]] bool connected() const {
+    return std::ranges::none_of(links, [](const auto& each) { return each.empty(); });
+  }
+  Transport& of(int rank) { return *transports[static_cast<std::size_t>(rank)]; }
+  Link& link(int rank, int peer) {
+    return *links[static_cast<std::size_t>(rank)][static_cast<std::size_t>(peer < rank ? peer : peer - 1)];
+  }
+  bool send(int from, int to) { return link(from, to).try_send({}, {}); }
+  /// Announces that rank 0 sleeps. Precondition: nothing is left for it to do.
+  bool sleep() { return of(0).prepare_wait(); }
+  /// Whether rank 0 has been woken. Ends its sleep.
+  bool woken() {
+    pollfd waits{of(0).wait_fd(), POLLIN, 0};
+    const bool readable = ::poll(&waits, 1, 0) == 1;
+    of(0).finish_wait(readable);
+    return readable;
+  }
+  /// The peers on whose links rank 0 has something to do.
+  std::vector<int> active() {
+    while (of(0).progress()) continue;
+    std::vector<Link*> found;
+    EXPECT_TRUE(of(0).take_active(found));
+    std::vector<int> peers;
+    for (const Link* each : found) peers.push_back(each->peer());
+    return peers;
+  }
+
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::vector<std::unique_ptr<Link>>> links;
+};
+
+TEST(Shm, WriterWakesRanksThatAwaitIt) {
+  Ends ends(3);
+  ASSERT_TRUE(ends.connected());
+  ends.active();
+  const auto wakes = [&](int awaited, int writer) {
+    ends.of(0).await_writer(awaited);
+    EXPECT_TRUE(ends.sleep());
+    if (writer == 1) ends.of(1).notify_peers();
+    if (writer == 2) ends.of(2).notify(std::array{0, 1, 2});
+    return ends.woken();
+  };
+  EXPECT_TRUE(wakes(Transport::kAnyWriter, 1));
+  EXPECT_TRUE(wakes(2, 2));
+  EXPECT_FALSE(wakes(2, 1));
+  EXPECT_TRUE(wakes(1, 1));
+  EXPECT_FALSE(wakes(1, 2));
+  EXPECT_FALSE(wakes(Transport::kNoWriter, 1));
+  EXPECT_FALSE(wakes(Transport::kNoWriter, 2));
+}
+
+// Of so many peers rank 0 polls none before it has used a link.
+TEST(Shm, TilesOnUnusedLinksAreFound) {
+  constexpr int kRanks = 12;
+  Ends ends(kRanks);
+  ASSERT_TRUE(ends.connected());
+  EXPECT_THAT(ends.active(), ::testing::IsEmpty());
+  for (const int idle_calls : {0, 1000}) {  // after so many, links are unused again
+    for (int call = 0; call < idle_calls; ++call) EXPECT_FALSE(ends.of(0).progress());
+    for (int peer = 1; peer < kRanks; ++peer) {
+      ASSERT_TRUE(ends.sleep());
+      ASSERT_TRUE(ends.send(peer, 0));
+      EXPECT_TRUE(ends.woken());
+      EXPECT_THAT(ends.active(), ::testing::ElementsAre(peer));
+      ASSERT_TRUE(ends.send(peer, 0));
+      EXPECT_FALSE(ends.sleep()) << "it has not seen the second tile";
+      ends.of(0).finish_wait(false);
+      EXPECT_THAT(ends.active(), ::testing::ElementsAre(peer));
+      for (int tile = 0; tile < 2; ++tile) {
+        ASSERT_NE(ends.link(0, peer).peek(), nullptr);
+        ends.link(0, peer).release();
+      }
+      EXPECT_EQ(ends.link(0, peer).peek(), nullptr);
+    }
+  }
 }
 
 TEST(Shm, OptionsOutOfRangeAreRefusedByName) {

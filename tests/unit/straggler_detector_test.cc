@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <chrono>
+#include <vector>
 
 #include "src/diagnosis/straggler_detector.h"
 
@@ -179,6 +181,73 @@ TEST(StragglerDetector, ShortDeadlineStaysShort) {
   EXPECT_TRUE(call.due(kCall, kStart + 2ms, kStart));
   EXPECT_EQ(call.tell({{1}, {}}, kStart).asks, 1U);
   EXPECT_EQ(call.verdict_at(kStart + 2ms), kStart + 2ms);
+}
+
+// 128 ranks in recursive doubling, of which one is late. A rank waits for a partner that waits for another one; seven wait for
+// the late rank itself. All name that one, and few messages are needed: 65,024 if each told all others.
+TEST(StragglerDetector, LateRankOfManyCausesFewMessages) {
+  constexpr int kRanks = 128;
+  constexpr int kLate = 37;
+  const auto late_for = [](int rank) {
+    const int partner = rank ^ static_cast<int>(std::bit_floor(static_cast<unsigned>(rank ^ kLate)));
+    return partner == kLate ? Late{{partner}, {}} : Late{{}, {partner}};
+  };
+  std::vector<StragglerDetector> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(rank, kRanks);
+  int messages = 0;
+  for (Time now = kStart; now < kStart + 4s; now += 1ms) {
+    struct Message {
+      int from, to;
+      StragglerDetector::Words words;
+    };
+    std::vector<Message> sent;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      StragglerDetector& call = ranks[static_cast<std::size_t>(rank)];
+      if (rank == kLate || !call.due(kCall, kStart + 1h, now)) continue;
+      StragglerDetector::Words words = call.tell(late_for(rank), now);
+      const auto to = call.receivers(words, late_for(rank));
+      EXPECT_FALSE(to.all);
+      for (const int receiver : to.told) sent.push_back({rank, receiver, words});
+      words.asks = 1;
+      for (const int receiver : to.asked) sent.push_back({rank, receiver, words});
+    }
+    for (const Message& each : sent) ranks[static_cast<std::size_t>(each.to)].hear(each.from, each.words, now);
+    messages += static_cast<int>(sent.size());
+  }
+  EXPECT_LE(messages, 1000);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kLate) continue;
+    EXPECT_THAT(ranks[static_cast<std::size_t>(rank)].verdict(kCall, late_for(rank)).absent, ElementsAre(kLate)) << rank;
+  }
+}
+
+// The late rank answers when it waits itself.
+TEST(StragglerDetector, AnswersAskersOfLargeJobOnce) {
+  StragglerDetector call(0, 128);
+  StragglerDetector::Words question = report_of(kCall, {0});
+  question.asks = 1;
+  call.hear(5, question, kStart);
+  call.hear(9, question, kStart);
+  EXPECT_TRUE(call.due(kCall, kStart + 10s, kStart + 1ms));
+  const auto words = call.tell({{3}, {}}, kStart + 1ms);
+  const auto to = call.receivers(words, {{3}, {}});
+  EXPECT_THAT(to.told, ElementsAre(5, 9));
+  EXPECT_THAT(to.asked, IsEmpty()) << "it has not waited for long itself";
+  EXPECT_FALSE(call.due(kCall, kStart + 10s, kStart + 2ms));
+  // Later it waits for another rank.
+  EXPECT_TRUE(call.due(kCall, kStart + 10s, kStart + 500ms));
+  const auto later = call.receivers(call.tell({{4}, {}}, kStart + 500ms), {{4}, {}});
+  EXPECT_THAT(later.told, ElementsAre(5, 9));
+  EXPECT_THAT(later.asked, ElementsAre(4));
+}
+
+TEST(StragglerDetector, AsksAllOfLargeJobBeforeDeadline) {
+  StragglerDetector call(0, 128);
+  EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
+  EXPECT_TRUE(call.due(kCall, kStart + 1200ms, kStart + 900ms));
+  const auto words = call.tell({{3}, {}}, kStart + 900ms);
+  EXPECT_EQ(words.asks, 1U);
+  EXPECT_TRUE(call.receivers(words, {{3}, {}}).all);
 }
 
 TEST(StragglerDetector, NextCallAsksAgain) {

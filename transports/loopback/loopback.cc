@@ -223,6 +223,8 @@ class LoopbackLink final : public Link {
            out_.copied() > copied_ || (status_.ok() && broken(view));
   }
 
+  bool active = false;  ///< take_active() is to report it
+
   static void kill(State& state, int rank) {
     state.at(rank).killed = true;
     state.close(rank, /*deliver=*/true);
@@ -303,8 +305,17 @@ class LoopbackTransport final : public Transport {
 
   bool progress() override {
     bool moved = false;
-    for (LoopbackLink* link : *links_) moved |= link->progress();
+    for (LoopbackLink* link : *links_) {
+      if (!link->progress()) continue;
+      moved = link->active = true;
+    }
     return moved;
+  }
+  bool take_active(std::vector<Link*>& links) override {
+    for (LoopbackLink* link : *links_) {
+      if (std::exchange(link->active, false)) links.push_back(link);
+    }
+    return true;
   }
 
   [[nodiscard]] int wait_fd() const noexcept override { return state_->at(rank_).alarm.fd(); }

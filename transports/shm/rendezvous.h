@@ -29,8 +29,6 @@
 
 namespace shoal::shm {
 
-inline constexpr int kMaxRanks = 1024;
-
 /// What a rank passes to its peers: `wake` to wake it, `life` to see its end, `arena` to read its payloads, `mark` to
 /// identify its memory.
 struct Member {

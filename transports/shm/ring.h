@@ -125,6 +125,8 @@ class RingSender {
     return true;
   }
 
+  /// Whether take_releases() has to be called: for room, or for the end of references.
+  [[nodiscard]] bool waits() const noexcept { return waits_; }
   /// Whether a send found no room, and take_releases() has seen none since.
   [[nodiscard]] bool waits_for_room() const noexcept { return wants_room_; }
   /// True where the receiver has released tiles, and a send waits for that room or memory has become free thereby.

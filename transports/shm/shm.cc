@@ -16,9 +16,9 @@
 
 #include "src/base/event.h"
 #include "transports/shm/arena.h"
+#include "transports/shm/link.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/rendezvous.h"
-#include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
 
 namespace shoal {
@@ -33,136 +33,9 @@ constexpr unsigned kIdleCallsPerLifeCheck = 4096;
 /// What epoll reports for this rank's eventfd; peers are reported by their position in the group.
 constexpr std::uint64_t kOwnWake = ~std::uint64_t{0};
 
-/// Smaller payloads are copied: that costs less than waiting until the peer has read them.
-constexpr std::size_t kReferenceFromBytes = 4096;
 constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
 constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
-
-/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer does not support fences, so there it is
-/// an atomic operation of the same ordering.
-void full_fence() noexcept {
-#ifdef SHOAL_TSAN
-  static std::atomic<int> word{0};
-  word.fetch_add(1, std::memory_order_seq_cst);
-#else
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
-}
-
-/// Wakes the rank of `block` if it blocks or is about to.
-void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
-  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before. So either this
-  // load sees that the rank sleeps, or that rank's last check sees what was published.
-  if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  // The exchange lets only one peer write to the eventfd. It needs no ordering: nothing else depends on it.
-  if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
-  ring_event(wake_fd);
-}
-
-class ShmLink;
-
-/// State that a transport shares with its links, so that either may be destroyed first.
-struct Session {
-  Group group;
-  const Arena* arena = nullptr;   ///< of this process
-  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none or it could not be mapped
-  std::vector<ShmLink*> links;    ///< links that exist
-};
-
-class ShmLink final : public Link {
- public:
-  ShmLink(std::shared_ptr<Session> session, int peer, std::size_t position, std::size_t own_position)
-      : session_(std::move(session)),
-        peer_(peer),
-        position_(position),
-        tile_bytes_(segment().layout().ring.tile_bytes),
-        sender_(segment().ring(own_position, position), segment().layout().ring),
-        receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
-        peer_block_(segment().block(position)),
-        peer_wake_fd_(session_->group.members[position].wake.get()) {
-    session_->links.push_back(this);
-  }
-  ~ShmLink() override { std::erase(session_->links, this); }
-
-  [[nodiscard]] int peer() const noexcept override { return peer_; }
-  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
-
-  bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    return publish(header, data, std::nullopt);
-  }
-  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override {
-    return publish(header, data, reference_to(data));
-  }
-  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sender_.sent(); }
-
-  void keep_copies() noexcept override {
-    sender_.take_back();
-    full_fence();
-  }
-
-  [[nodiscard]] const Arrival* peek() noexcept override { return receiver_.peek(); }
-  [[nodiscard]] bool intact() noexcept override {
-    full_fence();
-    return receiver_.intact();
-  }
-  void release() noexcept override {
-    if (receiver_.release()) wake_if_sleeping(peer_block_, peer_wake_fd_);
-  }
-  [[nodiscard]] const Status& status() const noexcept override { return status_; }
-
-  /// True where a tile arrived, room appeared that a send waits for, or the link broke.
-  bool progress() {
-    bool moved = receiver_.take_arrivals();
-    if (sender_.take_releases()) moved = true;
-    if (receiver_.broken() && !broken_) {
-      fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
-           std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
-      moved = true;
-    }
-    return moved;
-  }
-  [[nodiscard]] bool news_before_sleep() noexcept {
-    return receiver_.news_before_sleep() || sender_.releases_before_sleep() || (receiver_.broken() && !broken_);
-  }
-  [[nodiscard]] bool peer_closed() const noexcept {
-    // Acquires the peer's last tiles: a rank that sees the word set sees every tile sent before (ShmTransport's destructor).
-    return peer_block_.closed.load(std::memory_order_acquire) != 0;
-  }
-  [[nodiscard]] bool broken() const noexcept { return broken_; }
-  void fail(std::string message) {
-    broken_ = true;
-    status_ = Status(StatusCode::peer_failed, std::move(message));
-  }
-  void wake_peer() const noexcept { wake_if_sleeping(peer_block_, peer_wake_fd_); }
-  [[nodiscard]] std::size_t position() const noexcept { return position_; }
-
- private:
-  [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
-  bool publish(const TileHeader& header, std::span<const std::byte> data, std::optional<std::uint64_t> reference) {
-    if (broken_ || !sender_.try_send(header, data, reference)) return false;
-    wake_if_sleeping(peer_block_, peer_wake_fd_);
-    return true;
-  }
-  /// Offset in this process's arena at which the peer can read `data`; nullopt where it has to be copied.
-  [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
-    if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
-    // Needs no ordering: it only shows whether the peer can resolve references that are sent from now on.
-    if (peer_block_.reads_arenas.load(std::memory_order_relaxed) == 0) return std::nullopt;
-    return session_->arena->offset_of(data.data(), data.size());
-  }
-
-  std::shared_ptr<Session> session_;
-  int peer_;
-  std::size_t position_;
-  std::size_t tile_bytes_;
-  RingSender sender_;
-  RingReceiver receiver_;
-  RankBlock& peer_block_;
-  int peer_wake_fd_;
-  bool broken_ = false;
-  Status status_;
-};
 
 class ShmTransport final : public Transport {
  public:
@@ -212,19 +85,34 @@ class ShmTransport final : public Transport {
     listener_ = Listener();                  // no more connections are expected
     session_ = std::make_shared<Session>();
     session_->group = std::move(group).value();
+    session_->own = &segment().block(position_);
     if (Status status = watch_members(); !status.ok()) return status;
     map_arenas();
     try_memory();
 
     std::vector<std::unique_ptr<Link>> links;
     for (const int peer : peers) links.push_back(std::make_unique<ShmLink>(session_, peer, position_of(peer), position_));
+    session_->polled.reserve(links.size());
+    session_->active.reserve(links.size());
+    if (links.size() <= kFewLinks) {
+      for (ShmLink* link : session_->links) session_->poll(*link);
+    }
     return links;
   }
 
   bool progress() override {
     if (session_ == nullptr) return false;
     bool moved = std::exchange(broke_while_waiting_, false);
-    for (ShmLink* link : session_->links) moved |= link->progress();
+    Session& session = *session_;
+    if (session.own->rung.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      session.poll_those_that_rang();
+    for (ShmLink* link : session.polled) {
+      if (!link->progress()) continue;
+      moved = true;
+      session.note_active(*link);
+    }
+    if (session.polled.size() > kFewLinks) [[unlikely]]
+      session.poll_less();
     // Acquires the `closed` words behind the count; written by a peer's destructor.
     if (segment().header().closures.load(std::memory_order_acquire) != known_closures_) moved |= take_closures();
     if (moved) {
@@ -236,6 +124,16 @@ class ShmTransport final : public Transport {
     return moved;
   }
 
+  bool take_active(std::vector<Link*>& links) override {
+    if (session_ == nullptr) return true;
+    for (ShmLink* link : session_->active) {
+      link->active = false;
+      links.push_back(link);
+    }
+    session_->active.clear();
+    return true;
+  }
+
   [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
 
   bool prepare_wait() override {
@@ -245,8 +143,9 @@ class ShmTransport final : public Transport {
     segment().block(position_).sleeping.store(1, std::memory_order_seq_cst);
     // Orders the caller's next reads of the shared windows; pairs with the fence in notify_peers().
     full_fence();
-    bool news = broke_while_waiting_ || segment().header().closures.load(std::memory_order_seq_cst) != known_closures_;
-    for (std::size_t i = 0; !news && i < session_->links.size(); ++i) news = session_->links[i]->news_before_sleep();
+    bool news = broke_while_waiting_ || segment().header().closures.load(std::memory_order_seq_cst) != known_closures_ ||
+                segment().block(position_).rung.load(std::memory_order_seq_cst) != 0;
+    for (std::size_t i = 0; !news && i < session_->polled.size(); ++i) news = session_->polled[i]->news_before_sleep();
     if (news) stop_sleeping();
     return !news;
   }
@@ -301,11 +200,19 @@ class ShmTransport final : public Transport {
     return error == 0 ? Status() : memory_error("writing", position, bytes, error);
   }
 
+  void await_writer(int rank) noexcept override {
+    if (session_ == nullptr) return;
+    const std::uint32_t awaits = rank == kAnyWriter  ? kAwaitsAny
+                                 : rank == kNoWriter ? kAwaitsNone
+                                                     : writer_at(position_of(rank));
+    // Ordered before `sleeping` by the store in prepare_wait().
+    segment().block(position_).awaits.store(awaits, std::memory_order_relaxed);
+  }
   void notify_peers() override {
     if (session_ == nullptr) return;
     // Orders the caller's writes to its window before the checks which peers sleep; pairs with the fence in prepare_wait().
     full_fence();
-    for (const ShmLink* link : session_->links) link->wake_peer();
+    for (const ShmLink* link : session_->links) link->notify_peer();
   }
 
   void notify(std::span<const int> ranks) override {
@@ -313,7 +220,7 @@ class ShmTransport final : public Transport {
     full_fence();  // as in notify_peers()
     for (const int rank : ranks) {
       const std::size_t i = position_of(rank);
-      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+      if (i != position_) wake_if_awaiting(segment().block(i), position_, session_->group.members[i].wake.get());
     }
   }
 

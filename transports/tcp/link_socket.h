@@ -46,6 +46,7 @@ struct LinkSocket {
   // Sending
   SendRange outgoing;             ///< tiles
   bool blocked = false;           ///< the kernel took less than offered; it will report when it takes more
+  bool was_blocked = false;       ///< is in the Reactor's list of blocked sockets
   std::uint64_t taken_bytes = 0;  ///< bytes that the kernel has taken since the connection exists
   DrainRate rate;                 ///< used where there are several sockets
 
@@ -56,6 +57,7 @@ struct LinkSocket {
   int damaged_in_a_row = 0;        ///< how often the peer has sent damaged data, by new connections too
   bool readable = true;            ///< reading may bring bytes: as far as known the kernel has some
   bool queued = false;             ///< is in the Reactor's list of sockets to read from
+  bool partial = false;            ///< is in the Reactor's list of sockets whose front frame has arrived in part
   int low_water = 1;               ///< SO_RCVLOWAT: the kernel reports when it has this many bytes
 
   // Life

@@ -48,6 +48,7 @@ bool LinkSockets::send(LinkSocket& socket, std::span<iovec> parts, std::size_t& 
 // `error`: an errno value; 0 where the kernel has taken some bytes.
 void LinkSockets::on_blocked(LinkSocket& socket, int error) {
   socket.blocked = true;
+  if (!socket.control) reactor_.note_blocked(socket);
   if (error == 0 || error == EAGAIN || error == EWOULDBLOCK) return;
   // Where the kernel is out of memory rather than out of room, no event may follow.
   if (error == ENOBUFS || error == ENOMEM) return reactor_.retry_soon();
@@ -138,13 +139,13 @@ void LinkSockets::start_closing() {
   for (LinkSocket& socket : sockets_) socket.ended |= socket.down;
   reactor_.forget_lost(link_);
   if (no_tile_can_arrive()) end_by_peer();
-  reactor_.note_closing();
+  reactor_.note_closing(link_);
 }
 
 void LinkSockets::end_by_peer() {
   if (status_.has_ended()) return;
   status_.end_by_peer();
-  reactor_.note_closing();
+  reactor_.note_closing(link_);
 }
 
 void LinkSockets::end(Status reason) {
@@ -152,7 +153,7 @@ void LinkSockets::end(Status reason) {
   status_.end(std::move(reason));
   for (LinkSocket& socket : sockets_) stop(socket);
   reactor_.forget_lost(link_);
-  if (!had_ended) reactor_.note_closing();
+  if (!had_ended) reactor_.note_closing(link_);
 }
 
 void LinkSockets::stop(LinkSocket& socket) noexcept {

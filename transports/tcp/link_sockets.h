@@ -37,13 +37,6 @@ class LinkSockets {
   [[nodiscard]] const LinkShape& shape() const noexcept { return shape_; }
   [[nodiscard]] LinkStatus& status() noexcept { return status_; }
   [[nodiscard]] const LinkStatus& status() const noexcept { return status_; }
-  /// A socket for tiles waits for room in the kernel.
-  [[nodiscard]] bool blocked() const noexcept {
-    for (const LinkSocket& socket : for_tiles_) {
-      if (socket.blocked) return true;
-    }
-    return false;
-  }
   /// Whether a lost connection is to be replaced.
   [[nodiscard]] bool may_reconnect() const noexcept;
 

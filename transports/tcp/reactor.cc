@@ -75,9 +75,12 @@ Result<bool> Reactor::add(TcpLink& link) {
   deferred_.reserve(links_.size());
   lending_.reserve(links_.size());
   awaited_.reserve(links_.size());
+  active_.reserve(links_.size());
   std::size_t sockets = 0;
   for (TcpLink* known : links_) sockets += known->sockets().all().size();
   ready_.reserve(sockets);
+  partial_.reserve(sockets);
+  blocked_.reserve(sockets);
   lost_.reserve(sockets);
   for (LinkSocket& socket : link.sockets().all()) enqueue(socket);
   if (timer_period_ms_ == 0) set_timer(kCalmWatchMs);
@@ -85,11 +88,13 @@ Result<bool> Reactor::add(TcpLink& link) {
 }
 
 void Reactor::remove(TcpLink& link) noexcept {
-  std::erase(links_, &link);
+  if (std::erase(links_, &link) > 0 && link.receiver().has_unseen_tile()) count_unseen(-1);
   std::erase(deferred_, &link.sender());
   std::erase(lending_, &link.sender());
   std::erase(awaited_, &link.receiver());
-  std::erase_if(ready_, [&](const LinkSocket* socket) { return socket->link == &link; });
+  std::erase(active_, &link);
+  for (auto* sockets : {&ready_, &partial_, &blocked_})
+    std::erase_if(*sockets, [&](const LinkSocket* socket) { return socket->link == &link; });
   forget_lost(link);
 }
 
@@ -231,8 +236,37 @@ void Reactor::retry_soon() noexcept {
   set_timer(watch_period_ms());
 }
 
-void Reactor::note_closing() noexcept {
+void Reactor::note_active(TcpLink& link) noexcept {
+  if (!std::exchange(link.receiver().active, true)) active_.push_back(&link);
+}
+
+void Reactor::note_partial(LinkSocket& socket) noexcept {
+  if (!std::exchange(socket.partial, true)) partial_.push_back(&socket);
+}
+
+void Reactor::note_blocked(LinkSocket& socket) noexcept {
+  if (!std::exchange(socket.was_blocked, true)) blocked_.push_back(&socket);
+}
+
+bool Reactor::any_blocked() noexcept {
+  std::erase_if(blocked_, [](LinkSocket* socket) {
+    socket->was_blocked = socket->blocked;
+    return !socket->blocked;
+  });
+  return !blocked_.empty();
+}
+
+void Reactor::take_active(std::vector<Link*>& links) {
+  for (TcpLink* link : active_) {
+    link->receiver().active = false;
+    links.push_back(link);
+  }
+  active_.clear();
+}
+
+void Reactor::note_closing(TcpLink& link) noexcept {
   unreported_ = true;
+  note_active(link);
   set_timer(watch_period_ms());
 }
 
@@ -250,8 +284,7 @@ bool Reactor::progress() {
   moved |= read_ready();
   bool ask_epoll = ++calls_since_collect_ >= kCollectEvery;
   if (!moved) {
-    const bool few = awaited_.size() <= kDirectLinks &&
-                     std::none_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->sockets().blocked(); });
+    const bool few = awaited_.size() <= kDirectLinks && !any_blocked();
     if (few) moved = read_awaited();
     ask_epoll |= !few;
   }
@@ -333,11 +366,12 @@ bool Reactor::prepare_wait() {
   unreported_ |= send_deferred();
   unreported_ |= copy_lent();
   if (!lost_.empty()) reconnect();
-  if (!ready_.empty() || unreported_) return false;
-  if (std::any_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->receiver().has_unseen_tile(); })) return false;
-  for (TcpLink* link : links_) {
-    for (LinkSocket& socket : link->sockets().all()) socket.await_front();
+  if (!ready_.empty() || unreported_ || unseen_ != 0) return false;
+  for (LinkSocket* socket : partial_) {
+    socket->partial = false;
+    socket->await_front();
   }
+  partial_.clear();
   return true;  // what epoll already knows makes wait_fd() readable at once
 }
 

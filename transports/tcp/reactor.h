@@ -13,6 +13,7 @@
 
 #include "src/base/descriptor.h"
 #include "transports/tcp/connection.h"
+#include "transports/transport.h"
 
 namespace shoal::tcp {
 
@@ -62,7 +63,15 @@ class Reactor final : private ReconnectHandler {
   /// A peek() found no tile: the next progress() reads the receiver's socket first.
   void await_tile(TileReceiver& receiver);
   /// A link breaks: checks it more often, and reports it.
-  void note_closing() noexcept;
+  void note_closing(TcpLink& link) noexcept;
+  /// take_active() is to report the link.
+  void note_active(TcpLink& link) noexcept;
+  /// One more, or one less, of the links has a tile that no peek() has shown.
+  void count_unseen(int change) noexcept { unseen_ += change; }
+  /// The socket's front frame has arrived in part: before the caller sleeps, the kernel is told to wait for the rest.
+  void note_partial(LinkSocket& socket) noexcept;
+  /// A socket for tiles waits for room in the kernel.
+  void note_blocked(LinkSocket& socket) noexcept;
   /// The kernel had no memory for the data of a link, and will not report when it has: the links try again soon.
   void retry_soon() noexcept;
 
@@ -70,6 +79,8 @@ class Reactor final : private ReconnectHandler {
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
   bool prepare_wait();
   void finish_wait(bool readable);
+  /// See Transport.
+  void take_active(std::vector<Link*>& links);
   void use_check_sums() noexcept;
   void use_packing() noexcept;
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
@@ -94,6 +105,7 @@ class Reactor final : private ReconnectHandler {
   bool read_ready();
   bool read_awaited();
   void forget_awaited() noexcept;
+  [[nodiscard]] bool any_blocked() noexcept;
   bool watch_links();
   void set_timer(long period_ms) noexcept;
 
@@ -106,7 +118,12 @@ class Reactor final : private ReconnectHandler {
   std::vector<LinkSocket*> ready_;
   std::vector<TileSender*> deferred_;
   std::vector<TileSender*> lending_;
+  // Lists, so that a pass or a sleep costs what has happened, not what there is. They hold each entry once.
   std::vector<TileReceiver*> awaited_;
+  std::vector<TcpLink*> active_;      // since the last take_active()
+  std::vector<LinkSocket*> partial_;  // since the last prepare_wait()
+  std::vector<LinkSocket*> blocked_;  // those that were, at least
+  int unseen_ = 0;                    // links with a tile that no peek() has shown
   std::unique_ptr<Rendezvous> rendezvous_;
   struct Lost {
     LinkSocket* socket = nullptr;

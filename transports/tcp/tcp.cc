@@ -121,6 +121,10 @@ class TcpTransport final : public Transport {
   }
 
   bool progress() override { return reactor_->progress(); }
+  bool take_active(std::vector<Link*>& links) override {
+    reactor_->take_active(links);
+    return true;
+  }
   [[nodiscard]] int wait_fd() const noexcept override { return reactor_->wait_fd(); }
   bool prepare_wait() override { return reactor_->prepare_wait(); }
   void finish_wait(bool readable) override { reactor_->finish_wait(readable); }

@@ -52,7 +52,9 @@ void TileReceiver::examine(LinkSocket& socket) {
     socket.damaged_in_a_row = 0;
     acknowledger_.on_tile(frame_bytes(*socket.ring.front()));
     socket.set_low_water(1);  // what follows may be small
-  } else if (front != ReceiveRing::Front::partial) {
+  } else if (front == ReceiveRing::Front::partial) {
+    sockets_.reactor().note_partial(socket);
+  } else {
     return on_bad_front(socket, front);
   }
   if (next_from_ == nullptr) find_next();
@@ -80,7 +82,8 @@ void TileReceiver::find_next() {
     if (!ring.front_is_whole() || ring.front()->position != next_) continue;
     next_from_ = &socket;
     arrival_ = {ring.front()->tile, ring.payload()};
-    unseen_ = true;
+    set_unseen(true);
+    sockets_.reactor().note_active(*socket.link);
     return;
   }
   // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never arrive.
@@ -88,8 +91,14 @@ void TileReceiver::find_next() {
     sockets_.on_damage(sockets_.all().front(), fmt::format("left out tile {}", next_));
 }
 
+void TileReceiver::set_unseen(bool unseen) noexcept {
+  if (unseen_ == unseen) return;
+  unseen_ = unseen;
+  sockets_.reactor().count_unseen(unseen ? 1 : -1);
+}
+
 const Arrival* TileReceiver::peek() noexcept {
-  unseen_ = false;
+  set_unseen(false);
   if (next_from_ != nullptr) return &arrival_;
   sockets_.reactor().await_tile(*this);
   return nullptr;

@@ -27,6 +27,7 @@ class TileReceiver {
   [[nodiscard]] LinkSocket& first_socket() noexcept { return sockets_.all().front(); }
 
   bool awaited = false;  ///< is in the Reactor's list of receivers whose peek() found no tile
+  bool active = false;   ///< its link is in the Reactor's list of active links
 
  private:
   // What a socket reads at once where its front tile is not larger.
@@ -35,6 +36,7 @@ class TileReceiver {
   void examine(LinkSocket& socket);
   void on_bad_front(LinkSocket& socket, ReceiveRing::Front front);
   void find_next();
+  void set_unseen(bool unseen) noexcept;
 
   LinkSockets& sockets_;
   Acknowledger& acknowledger_;
