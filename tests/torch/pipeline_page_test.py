@@ -10,6 +10,7 @@ import sys
 import pytest
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(REPOSITORY, "bench"))  # as for a program that runs there
 
 
 def load(name):
