@@ -11,6 +11,7 @@ import pytest
 
 import processes
 import support
+import tries
 
 CLUSTER = os.path.join(support.REPOSITORY, "bench/cluster")
 
@@ -183,18 +184,23 @@ class TestCluster:
 
     @pytest.mark.parametrize("rate, bits", (("40mbit", 40e6), ("200mbit", 200e6)))
     def test_links_are_shaped_in_both_directions(self, rate, bits):
-        done = cluster("2x1", "--rate", rate, "--", sys.executable, "-c", TRANSFER, SIZE=str(int(bits / 8)))
-        assert done.returncode == 0, done.stderr
-        measured = [float(line) for line in done.stdout.split()]
-        assert len(measured) == 2
-        for one in measured:  # headers take 4 %; bytes in flight at the start add some
-            assert one > 0.85 * bits
-            assert one < 1.15 * bits
+        def measure():
+            done = cluster("2x1", "--rate", rate, "--", sys.executable, "-c", TRANSFER, SIZE=str(int(bits / 8)))
+            assert done.returncode == 0, done.stderr
+            measured = [float(line) for line in done.stdout.split()]
+            assert len(measured) == 2
+            assert max(measured) < 1.15 * bits  # bytes in flight at the start add some
+            return measured
+        # Headers take 4 %.
+        tries.judge(measure, lambda measured: {way: f"direction {way}: {one:.0f} of {bits:.0f} bit/s"
+                                               for way, one in enumerate(measured) if not one > 0.85 * bits})
 
     def test_unshaped_links_are_fast(self):
-        done = cluster("2x1", "--rate", "none", "--", sys.executable, "-c", TRANSFER, SIZE=str(50_000_000))
-        for line in done.stdout.split():
-            assert float(line) > 300e6
+        def measure():
+            done = cluster("2x1", "--rate", "none", "--", sys.executable, "-c", TRANSFER, SIZE=str(50_000_000))
+            assert done.returncode == 0, done.stderr
+            return [float(line) for line in done.stdout.split()]
+        tries.judge(measure, lambda measured: {way: f"{one:.0f} bit/s" for way, one in enumerate(measured) if not one > 300e6})
 
     def test_a_host_receives_no_faster_than_its_link(self):
         # Ranks 1 and 2 send to rank 0 at the same time: the end of the link at rank 0 is the limit.
