@@ -23,9 +23,13 @@ struct NumberField {
   bool required;
 };
 constexpr NumberField kUnitFields[] = {
-    {"forward_us", &Unit::forward_us, nullptr, true},           {"backward_us", &Unit::backward_us, nullptr, true},
-    {"parameter_bytes", nullptr, &Unit::parameter_bytes, true}, {"buffer_bytes", nullptr, &Unit::buffer_bytes, false},
-    {"stash_bytes", nullptr, &Unit::stash_bytes, true},         {"output_bytes", nullptr, &Unit::output_bytes, true},
+    {"forward_us", &Unit::forward_us, nullptr, true},
+    {"backward_us", &Unit::backward_us, nullptr, true},
+    {"parameter_bytes", nullptr, &Unit::parameter_bytes, true},
+    {"buffer_bytes", nullptr, &Unit::buffer_bytes, false},
+    {"stash_bytes", nullptr, &Unit::stash_bytes, true},
+    {"output_bytes", nullptr, &Unit::output_bytes, true},
+    {"workspace_bytes", nullptr, &Unit::workspace_bytes, false},
 };
 
 struct TextField {

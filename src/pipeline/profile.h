@@ -20,6 +20,9 @@ struct Unit {
   std::int64_t stash_bytes = 0;   ///< what its forward leaves allocated for the backward, its output among it
   std::int64_t output_bytes = 0;  ///< what crosses a cut behind it
   std::vector<std::int64_t> output_shape;
+  /// The most that its forward has at a time beside the stash, or its backward beside the stash and the gradients of parameters
+  /// to which it adds: intermediate results, and the gradients of output and input. 0 where a file lacks it.
+  std::int64_t workspace_bytes = 0;
 };
 
 /// The chain of units, and what it was measured on. Texts that nobody gave are empty, numbers 0.

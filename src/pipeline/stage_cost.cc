@@ -51,6 +51,7 @@ Status check_sums(const Profile& profile, const CostRules& rules) {
   long double us = 0;
   for (const Unit& unit : profile.units) {
     bytes += static_cast<long double>(unit.parameter_bytes) * (2 + rules.optimizer_states) +
+             static_cast<long double>(unit.buffer_bytes) + static_cast<long double>(unit.workspace_bytes) +
              static_cast<long double>(rules.shape.microbatches) * static_cast<long double>(unit.stash_bytes) +
              static_cast<long double>(rules.shape.microbatches + 2) * static_cast<long double>(unit.output_bytes);
     us += 2 * static_cast<long double>(unit.forward_us) + static_cast<long double>(unit.backward_us);
@@ -81,24 +82,34 @@ Result<StageCosts> StageCosts::create(const Profile& profile, const CostRules& r
   Sums sums;
   costs.units_.push_back(sums);
   costs.cut_bytes_.push_back(0);
+  std::vector<std::int64_t> workspaces;
   for (const Unit& unit : profile.units) {
     sums.forward_ps += millionths(unit.forward_us);
     sums.backward_ps += millionths(unit.backward_us);
     sums.parameter_bytes += unit.parameter_bytes;
+    sums.buffer_bytes += unit.buffer_bytes;
     sums.stash_bytes += unit.stash_bytes;
+    workspaces.push_back(unit.workspace_bytes + sums.stash_bytes);
     costs.units_.push_back(sums);
     costs.cut_bytes_.push_back(unit.output_bytes);
   }
   costs.cut_bytes_.back() = 0;
+  costs.workspaces_ = RangeMaximum(std::move(workspaces));
   costs.whole_.compute = static_cast<Wide>(sums.forward_ps + sums.backward_ps) * static_cast<Wide>(costs.ticks_per_ps_);
   costs.whole_.time = costs.whole_.compute;
-  costs.whole_.bytes = (2 + rules.optimizer_states) * sums.parameter_bytes + sums.stash_bytes;
+  costs.whole_.bytes = (2 + rules.optimizer_states) * sums.parameter_bytes + sums.buffer_bytes + sums.stash_bytes +
+                       costs.workspace(0, costs.units());
   return costs;
 }
 
 Wide StageCosts::message(std::int64_t bytes) const {
   return static_cast<Wide>(latency_ps_) * static_cast<Wide>(ticks_per_ps_) +
          static_cast<Wide>(bytes) * static_cast<Wide>(ticks_per_byte_);
+}
+
+std::int64_t StageCosts::workspace(int first, int end) const {
+  return workspaces_.of(static_cast<std::size_t>(first), static_cast<std::size_t>(end)) -
+         units_[static_cast<std::size_t>(end)].stash_bytes;
 }
 
 StageCost StageCosts::cost(int stage, int first, int end) const {
@@ -124,8 +135,9 @@ StageCost StageCosts::cost(int stage, int first, int end, bool recomputes) const
   StageCost cost;
   cost.compute = static_cast<Wide>(compute_ps) * static_cast<Wide>(ticks_per_ps_);
   cost.time = rules_.overlaps ? std::max({cost.compute, left, right}) : cost.compute + 2 * left + 2 * right;
-  cost.bytes = (2 + rules_.optimizer_states) * (through.parameter_bytes - before.parameter_bytes) + received + sent +
-               microbatches * received + (recomputes ? stash : microbatches * stash);
+  cost.bytes = (2 + rules_.optimizer_states) * (through.parameter_bytes - before.parameter_bytes) + through.buffer_bytes -
+               before.buffer_bytes + received + sent + microbatches * received + (recomputes ? stash : microbatches * stash) +
+               workspace(first, end);
   cost.recomputes = recomputes;
   return cost;
 }

@@ -9,6 +9,7 @@
 
 #include "src/pipeline/exact.h"
 #include "src/pipeline/profile.h"
+#include "src/pipeline/range_maximum.h"
 #include "src/pipeline/recompute.h"
 #include "src/pipeline/shape.h"
 #include "src/pipeline/stage_times.h"
@@ -42,7 +43,12 @@ struct StageCost {
 ///
 ///     compute  C = sum(forward + backward), + sum(forward) if the stage recomputes and H > 1
 ///     time     C + 2 x(left) + 2 x(right), with overlap max(C, x(left), x(right)); x = latency + bytes / rate, none at the
-///     ends bytes    (2 + k) parameters + H (received + stash) + received + sent; with recomputation H received + stash instead
+///              ends
+///     bytes    (2 + k) parameters + buffers + H (received + stash) + received + sent + W; with recomputation
+///              H received + stash instead of H (received + stash)
+///     W        max over the units of: its workspace - the stash of the stage's units behind it, which the backward has freed
+///
+/// Bytes do not count the images and targets of a batch, nor a second message on its way over each cut.
 ///
 /// With Recompute::where_needed a stage recomputes if it needs more than the memory limit otherwise. So its cost depends on its
 /// units and its number only, in this case too.
@@ -77,15 +83,19 @@ class StageCosts {
     std::int64_t forward_ps = 0;
     std::int64_t backward_ps = 0;
     std::int64_t parameter_bytes = 0;
+    std::int64_t buffer_bytes = 0;
     std::int64_t stash_bytes = 0;
   };
 
   StageCosts() = default;
   [[nodiscard]] Wide message(std::int64_t bytes) const;
+  /// Precondition: first < end.
+  [[nodiscard]] std::int64_t workspace(int first, int end) const;
 
   CostRules rules_;
   std::optional<std::int64_t> memory_limit_bytes_;
   std::vector<Sums> units_;
+  RangeMaximum workspaces_;  // of each unit, with the stash up to its end
   std::vector<std::int64_t> cut_bytes_;
   std::vector<int> held_;  // by stage
   StageCost whole_;

@@ -91,6 +91,25 @@ def test_page_shows_ranks_and_says_where_data_parallelism_wins(file, tmp_path):
         assert all(re.search(rf"(?<![\d.]){re.escape(fact)}(?![\d.])", svg) for fact in facts), name
 
 
+@pytest.mark.parametrize("worst, status", [(1.1, 0), (1.2, 1)])
+def test_memory_above_the_prediction_fails(monkeypatch, capsys, tmp_path, worst, status):
+    def made_up(model, partitions, schedule, *_):
+        ratios = [0.5] * (partitions - 1) + [worst if schedule == "1f1b" else 1]
+        ranks = [{"first_units": ["stem"], "peak_bytes": int(50e6 * ratio), "peak_bytes_predicted": 50_000_000} for ratio in ratios]
+        return {"model": model, "partitions": partitions, "pipeline": schedule, "ranks": ranks}
+
+    path = tmp_path / "memory.json"
+    monkeypatch.setattr(pipelines, "measure_profile", lambda *_: None)
+    monkeypatch.setattr(pipelines, "memory_of", made_up)
+    monkeypatch.setattr(sys, "argv", ["pipelines", "--memory", "--models", "tiny<net>", "--json", str(path)])
+    assert pipelines.main() == status
+    rows = re.findall(r"(?m)^\| tiny<net> \| (.*) \|$", capsys.readouterr().out)
+    assert rows.count("2 | simple | 25.0 50.0 | 0.500 1.000") == 2, rows  # when it is measured, and at the end
+    marked = "**" if status else ""
+    assert rows.count(f"4 | 1f1b | 25.0 25.0 25.0 {50 * worst:.1f} | 0.500 0.500 0.500 {marked}{worst:.3f}{marked}") == 2, rows
+    assert len(json.loads(path.read_text())["results"]) == 4
+
+
 def test_page_of_older_results_has_no_ranks(file, tmp_path):
     document = json.loads(file.read_text())
     for row in document["results"]:

@@ -224,9 +224,9 @@ PipelineOptions six_microbatches() {
 /// Every rank fails with a StepError that names `facts`, long before the deadline: run_ranks() waits for a tenth of it. Later
 /// calls fail as well.
 void expect_failure(const std::function<std::shared_ptr<Unit>(int rank)>& make, const Loss& loss,
-                    const std::vector<std::string>& facts) {
+                    const std::vector<std::string>& facts, const PipelineOptions& options = six_microbatches()) {
   run_ranks(3, [&](Communicator& communicator) {
-    PipelineModel model(make(communicator.rank()), communicator, six_microbatches());
+    PipelineModel model(make(communicator.rank()), communicator, options);
     const auto step = [&] { model.step(make_images(6, 0), make_targets(6, 0), loss); };
     std::vector<std::string> wanted = facts;
     wanted.push_back("rank " + std::to_string(communicator.rank()));
@@ -267,6 +267,29 @@ TEST(PipelineFailures, ThrowingBackwardIsNamedOnAllRanks) {
     return output;
   });
   expect_failure(hooked(1, {}, throws_in_backward), cross_entropy, {"rank 1", "stage 1", "microbatch 2", "backward", "boom"});
+}
+
+struct WithUnused final : Unit {
+  explicit WithUnused(std::shared_ptr<Unit> unit) : inner(register_module("inner", std::move(unit))) {
+    register_parameter("unused", ::torch::zeros({3}));
+  }
+  at::Tensor forward(at::Tensor input) override { return inner->forward(std::move(input)); }
+  std::shared_ptr<Unit> inner;
+};
+
+TEST(PipelineFailures, ParameterWithoutGradientEndsFirstStep) {
+  PipelineOptions recomputing = six_microbatches();
+  recomputing.recompute = pipeline::Recompute::all;
+  PipelineOptions in_turn = six_microbatches();
+  in_turn.schedule = ScheduleKind::simple;
+  for (const auto& [rank, options] : {std::pair(0, six_microbatches()), std::pair(2, in_turn), std::pair(1, recomputing)}) {
+    const auto make = [owner = rank](int each) -> std::shared_ptr<Unit> {
+      if (each != owner) return make_stage(each, 3);
+      return std::make_shared<WithUnused>(make_stage(each, 3));
+    };
+    const std::string name = std::to_string(rank);
+    expect_failure(make, cross_entropy, {"rank " + name, "stage " + name, "microbatch 5", "backward", "unused"}, options);
+  }
 }
 
 TEST(PipelineFailures, BadLossIsNamedOnAllRanks) {

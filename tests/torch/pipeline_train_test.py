@@ -20,6 +20,12 @@ SHOAL = os.path.join(BIN, "shoal")
 FIVE = ("vgg16", "resnet18", "mobilenet_v2", "shufflenet_v2_x1", "densenet121")
 
 
+def check_memory(row):
+    """Each rank had what was predicted: 1.1 times, and 1 MiB for the images and targets of a batch, losses and layouts."""
+    for rank in row["pipeline_ranks"]:
+        assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+
+
 def run(*command):
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,8 +70,7 @@ class TestPipelineTraining:
         assert (row["pipeline"], row["partitions"], row["microbatches"], row["replicas"]) == ("interleaved", 2, 3, 1)
         assert 0 < row["bubble"] < 1 and 0 < row["bubble_predicted"] < 1
         assert row["peak_bytes_predicted"] == max(stage["bytes"] for stage in partition["stages"])
-        for rank in row["pipeline_ranks"]:
-            assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+        check_memory(row)
         assert row["images_per_s"] > 0 and row["ranks"] == 2
 
     def test_recomputation_trains_alike_in_less_memory(self):
@@ -77,8 +82,12 @@ class TestPipelineTraining:
         assert row["step_loss"] == kept["step_loss"], "bit for bit"
         assert "stages that recompute: " in done.stdout and (row["recompute"], row["batch_norm"]) == ("where_needed", "deferred")
         assert row["peak_bytes_predicted"] <= int(limit) and row["peak_bytes"] < kept["peak_bytes"]
-        for rank in row["pipeline_ranks"]:
-            assert 0.5 * rank["peak_bytes_predicted"] < rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+        check_memory(row)
+
+    def test_memory_is_predicted_with_large_parameters(self):
+        # A backward has a second gradient of a layer's parameters, up to 9.4 MB here, before it adds it to the first.
+        row, _ = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "4", "--batch", "8", ranks=2, model="resnet18", steps=2)
+        check_memory(row)
 
     def test_replicas_stay_equal(self):
         row, done = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--optimize", "speed", "--ddp", "--placement",
@@ -101,8 +110,7 @@ class TestPipelineTraining:
         assert [(rank["stage"], rank["slice"]) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert row["tensor_parallel"] == 2 and "layers are split over 2 ranks" in done.stdout
         assert row["peak_bytes_predicted"] < alone["peak_bytes_predicted"]
-        for rank in ranks:
-            assert rank["peak_bytes"] < 1.1 * rank["peak_bytes_predicted"] + 2**20, rank
+        check_memory(row)
         rest, _ = self.train("--pipeline", "1f1b", "--partitions", "1", "--microbatches", "2", "--clip-norm", "1", "--batch", "8", "--resume",
                              self.path("saved/step-4/full.pt"), steps=5)
         again, _ = self.train(*slices, "--resume", self.path("saved"), ranks=4, steps=5)
@@ -190,6 +198,21 @@ class TestPipelineTraining:
             row, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), "--microbatches", "4", "--batch", "8",
                                 ranks=partitions, model=model, steps=20)
             assert row["step_loss"] == alone["step_loss"], schedule
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("model", FIVE)
+    def test_five_networks_need_the_memory_that_is_predicted(self, model):
+        profile = self.path("p.json")
+        run(TRAIN, "--dataset", "synthetic", "--model", model, "--batch", "4", "--threads", "1", "--profile-out", profile)
+        rows = {}
+        for partitions in (2, 4):
+            for schedule in ("simple", "1f1b"):
+                row, _ = self.train("--pipeline", schedule, "--partitions", str(partitions), "--microbatches", "8", "--batch", "32", "--profile",
+                                    profile, ranks=partitions, model=model, steps=2)
+                check_memory(row)
+                rows[schedule, partitions] = row["peak_bytes"]
+        if model == "mobilenet_v2":  # two microbatches held in place of eight; parameters are few
+            assert rows["simple", 2] / rows["1f1b", 2] == pytest.approx(4, abs=1)
 
     @pytest.mark.long
     @pytest.mark.parametrize("optimizer, model", zip(("sgd", "adadelta", "adam", "adadelta", "sgd"), FIVE))

@@ -104,7 +104,7 @@ TEST(Profiler, BytesAreThoseThatAForwardLeaves) {
                                     part("relu_", [](const at::Tensor& x) { return x.relu_(); }),
                                     part("frees",
                                          [](const at::Tensor& x) {
-                                           return x + at::ones({1000, 1}).sum();
+                                           return x + at::ones({10'000, 1}).sum();
                                          }),
                                     make_part("norm", nn::BatchNorm1d(32)),
                                 })
@@ -120,6 +120,12 @@ TEST(Profiler, BytesAreThoseThatAForwardLeaves) {
   EXPECT_EQ(found.units[2].stash_bytes, kOutput) << "relu_ keeps its result";
   EXPECT_EQ(found.units[3].stash_bytes, kOutput) << "an addition keeps neither operand";
   EXPECT_EQ(found.units[4].stash_bytes, kOutput + 2 * 32 * 4) << "mean and deviation of the batch";
+  constexpr std::int64_t kWeight = 32 * 32 * 4;
+  EXPECT_GE(found.units[0].workspace_bytes, kOutput + kWeight)
+      << "gradients of its output, and of its weight before it adds it";
+  EXPECT_LE(found.units[0].workspace_bytes, 2 * kOutput + kWeight);
+  EXPECT_GE(found.units[3].workspace_bytes, 40'000) << "what its forward frees";
+  EXPECT_LE(found.units[3].workspace_bytes, 40'000 + 2 * kOutput);
   EXPECT_EQ(found.units[0].parameter_bytes, (32 * 32 + 32) * 4);
   EXPECT_EQ(found.units[0].buffer_bytes, 0);
   EXPECT_EQ(found.units[4].parameter_bytes, 2 * 32 * 4);

@@ -201,21 +201,30 @@ TEST(Replicas, DifferentBatchesAreRefusedEverywhere) {
   });
 }
 
+/// Uses its parameter `unused` in some forwards only.
 struct UnusedParameter final : Unit {
-  UnusedParameter() { unused = register_parameter("unused", ::torch::zeros({3})); }
-  at::Tensor forward(at::Tensor input) override { return used->forward(input.flatten(1)); }
+  explicit UnusedParameter(int uses) : uses_left(uses) { unused = register_parameter("unused", ::torch::zeros({kClasses})); }
+  at::Tensor forward(at::Tensor input) override {
+    const at::Tensor output = used->forward(input.flatten(1));
+    return uses_left-- > 0 ? output + unused : output;
+  }
+  int uses_left;
   at::Tensor unused;
   nn::Linear used{register_module("used", nn::Linear(3 * kEdge * kEdge, kClasses))};
 };
 
 TEST(Replicas, ParameterWithoutGradientIsNamed) {
-  run_ranks(kReplicas, [](Communicator& all) {
-    const std::vector<std::shared_ptr<Unit>> chunks{std::make_shared<UnusedParameter>()};
-    const auto pipeline = *all.group(std::vector<int>{all.rank()});
-    const auto reduction = std::make_shared<ReplicaReduction>(chunks, make_group(all, {0, 1}));
-    PipelineModel model(chunks, *pipeline, {.microbatches = 2}, reduction);
-    check_throws<StepError>([&] { (void)model.step(make_images(4, 0), make_targets(4, 0), cross_entropy); }, {"unused"});
-  });
+  const std::string all_bytes = std::to_string(4 * (kClasses * (3 * kEdge * kEdge) + 2 * kClasses));
+  for (const int uses : {0, 1}) {  // in none of the microbatches, or not in the last one, which starts the reduction
+    run_ranks(kReplicas, [&](Communicator& all) {
+      const std::vector<std::shared_ptr<Unit>> chunks{std::make_shared<UnusedParameter>(uses)};
+      const auto pipeline = *all.group(std::vector<int>{all.rank()});
+      const auto reduction = std::make_shared<ReplicaReduction>(chunks, make_group(all, {0, 1}));
+      PipelineModel model(chunks, *pipeline, {.microbatches = 2}, reduction);
+      check_throws<StepError>([&] { (void)model.step(make_images(4, 0), make_targets(4, 0), cross_entropy); },
+                              {uses == 0 ? "unused" : all_bytes});
+    });
+  }
 }
 
 TEST(Replicas, FailureEndsAllPipelines) {

@@ -128,6 +128,21 @@ TEST(PipelineExample, RecomputationTradesTimeForBytes) {
                                             4 * 48000 + 32000 + 19000 + 32000));
 }
 
+TEST(PipelineExample, BackwardFreesStashesBehindAWorkspace) {
+  Profile profile = worked_example();
+  profile.units[1].workspace_bytes = 90000;  // 32000 and 64000 are freed by then
+  profile.units[2].workspace_bytes = 70000;
+  profile.units[3].workspace_bytes = 5000;
+  profile.units[3].buffer_bytes = 100;
+  const PartitionRequest request = request_of(Objective::memory, ScheduleKind::one_f_one_b);
+  const auto found = partition_at(profile, request, {1, 4});
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  const auto plain = bytes_of(*partition_at(worked_example(), request, {1, 4}));
+  EXPECT_THAT(bytes_of(*found), ElementsAre(plain[0], plain[1] + 100 + 70000 - 64000, plain[2]));
+  const auto cut_behind = bytes_of(*partition_at(profile, request, {1, 2}));
+  EXPECT_EQ(cut_behind[1], bytes_of(*partition_at(worked_example(), request, {1, 2}))[1] + 90000);
+}
+
 TEST(PipelineExample, StagesRecomputeWhereLimitNeedsIt) {
   PartitionRequest request = request_of(Objective::speed, ScheduleKind::simple);
   request.rules.recompute = Recompute::where_needed;

@@ -57,6 +57,7 @@ TEST(PipelineProfile, GivesBackWhatWasWritten) {
   profile.microbatch = 4;
   profile.units[0].output_shape = {4, 64, 32, 32};
   profile.units[0].buffer_bytes = 12;
+  profile.units[0].workspace_bytes = 34;
   const std::string text = to_json(profile);
   const auto found = parse_profile(text, "p.json");
   ASSERT_TRUE(found.ok()) << found.status().to_string();

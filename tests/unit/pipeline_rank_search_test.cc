@@ -28,10 +28,11 @@ Profile random_chain(Random& random, int units, std::int64_t most) {
                              static_cast<double>(draw(random, 0, most)),
                              static_cast<double>(draw(random, 0, 2 * most)),
                              draw(random, 0, 4 * most),
-                             0,
+                             draw(random, 0, 1),
                              draw(random, 0, 4 * most),
                              draw(random, 0, 4 * most),
-                             {}});
+                             {},
+                             draw(random, 0, 8 * most)});
   }
   return profile;
 }

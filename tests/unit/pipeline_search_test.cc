@@ -60,12 +60,16 @@ Priced price_with(const Question& question, int stage, std::size_t first, std::s
   Whole forward = 0;
   Whole backward = 0;
   Whole parameters = 0;
+  Whole buffers = 0;
   Whole stash = 0;
+  Whole workspace = 0;
   for (std::size_t unit = first; unit < end; ++unit) {
     forward += static_cast<Whole>(units[unit].forward_us);
     backward += static_cast<Whole>(units[unit].backward_us);
     parameters += units[unit].parameter_bytes;
+    buffers += units[unit].buffer_bytes;
     stash += units[unit].stash_bytes;
+    workspace = std::max<Whole>(units[unit].workspace_bytes, workspace - units[unit].stash_bytes);
   }
   const Whole received = first > 0 ? units[first - 1].output_bytes : 0;
   const Whole sent = end < units.size() ? units[end - 1].output_bytes : 0;
@@ -77,7 +81,7 @@ Priced price_with(const Question& question, int stage, std::size_t first, std::s
   const Whole compute = (forward + backward + (repeats && held > 1 ? forward : 0)) * rate;
   Priced priced;
   priced.time = rules.overlaps ? std::max({compute, left, right}) : compute + 2 * left + 2 * right;
-  priced.bytes = (2 + rules.optimizer_states) * parameters + received + sent +
+  priced.bytes = (2 + rules.optimizer_states) * parameters + buffers + received + sent + workspace +
                  (repeats ? held * received + stash : held * (received + stash));
   return priced;
 }
@@ -158,10 +162,11 @@ Question random_question(std::uint64_t seed) {
                                       static_cast<double>(draw(random, 0, most_us)),
                                       static_cast<double>(draw(random, 0, 2 * most_us)),
                                       draw(random, 0, most_bytes),
-                                      0,
+                                      draw(random, 0, 1),
                                       draw(random, 0, most_bytes),
                                       draw(random, 0, most_bytes),
-                                      {}});
+                                      {},
+                                      draw(random, 0, 3 * most_bytes)});
   }
   CostRules& rules = question.request.rules;
   constexpr ScheduleKind kKinds[] = {ScheduleKind::simple, ScheduleKind::one_f_one_b, ScheduleKind::eager_1f1b,

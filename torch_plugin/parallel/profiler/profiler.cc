@@ -12,6 +12,7 @@
 
 #include "torch_plugin/parallel/chain/probe.h"
 #include "torch_plugin/parallel/chain/state_guard.h"
+#include "torch_plugin/parallel/gradients/missing_gradient.h"
 #include "torch_plugin/parallel/profiler/allocation_meter.h"
 
 namespace shoal::parallel {
@@ -52,7 +53,10 @@ class MeasuredRuns {
         microbatch_(microbatch.detach()),
         forward_us_(units_.size()),
         backward_us_(units_.size()),
-        stash_bytes_(units_.size()) {}
+        stash_bytes_(units_.size()),
+        workspace_bytes_(units_.size()),
+        output_bytes_(units_.size()),
+        output_shapes_(units_.size()) {}
 
   /// Forward and backward of every unit, once.
   Status run_timed() {
@@ -60,26 +64,36 @@ class MeasuredRuns {
         !status.ok()) {
       return status;
     }
-    return backward();
+    return backward([&](std::size_t i, const auto& work) { backward_us_[i].push_back(time_us(device(), work)); });
   }
   void forget_times() {
     for (auto* times : {&forward_us_, &backward_us_}) {
       for (std::vector<double>& each : *times) each.clear();
     }
   }
-  /// Forward of every unit, once.
+  /// Forward and backward of every unit, once; after run_timed(), which leaves gradients of the parameters.
   Status run_metered() {
-    outputs_.clear();  // before the meter begins, which does not know these blocks
-    inputs_.clear();
-    const AllocationMeter meter(device().type());
-    return forward([&](std::size_t i, const auto& work) {
+    inputs_.clear();  // before the meter begins, which does not know these blocks
+    AllocationMeter meter(device().type());
+    Status status = forward([&](std::size_t i, const auto& work) {
       const std::int64_t before = meter.bytes();
+      meter.restart_peak();
       work();
       stash_bytes_[i] = std::max<std::int64_t>(0, meter.bytes() - before);
+      workspace_bytes_[i] = meter.peak() - before - stash_bytes_[i];
+      output_bytes_[i] = static_cast<std::int64_t>(outputs_[i].nbytes());
+      output_shapes_[i] = outputs_[i].sizes().vec();
+    });
+    if (!status.ok()) return status;
+    return backward([&](std::size_t i, const auto& work) {
+      const std::int64_t before = meter.bytes() - output_bytes_[i];  // without the gradient of the output
+      meter.restart_peak();
+      work();
+      workspace_bytes_[i] = std::max(workspace_bytes_[i], meter.peak() - before);
     });
   }
 
-  /// The unit's costs; after run_metered(), which leaves the outputs.
+  /// The unit's costs; after run_metered().
   [[nodiscard]] pipeline::Unit costs(std::size_t i) const {
     return {.name = units_[i].name,
             .forward_us = median_us(forward_us_[i]),
@@ -87,8 +101,9 @@ class MeasuredRuns {
             .parameter_bytes = bytes_of(units_[i].parameters()),
             .buffer_bytes = bytes_of(units_[i].buffers()),
             .stash_bytes = stash_bytes_[i],
-            .output_bytes = static_cast<std::int64_t>(outputs_[i].nbytes()),
-            .output_shape = outputs_[i].sizes().vec()};
+            .output_bytes = output_bytes_[i],
+            .output_shape = output_shapes_[i],
+            .workspace_bytes = workspace_bytes_[i]};
   }
 
  private:
@@ -110,13 +125,15 @@ class MeasuredRuns {
     return {};
   }
 
-  Status backward() {
+  /// As forward(). Leaves no outputs.
+  template <typename Measure>
+  Status backward(const Measure& measure) {
     at::Tensor gradient = at::full_like(outputs_.back(), 1.0 / static_cast<double>(outputs_.back().numel()));
     for (std::size_t i = units_.size(); i-- > 0;) {
       try {
-        backward_us_[i].push_back(time_us(device(), [&] {
+        measure(i, [&] {
           if (outputs_[i].requires_grad()) ::torch::autograd::backward({outputs_[i]}, {gradient});
-        }));
+        });
       } catch (const std::exception& error) {
         return unit_failed(units_[i], "backward", error);
       }
@@ -126,9 +143,9 @@ class MeasuredRuns {
                 "unit '" + units_[i].name + "', backward: its input gets no gradient, so the units before it cannot learn"};
       }
       for (const auto& [name, parameter] : units_[i].parameters()) {
-        if (!parameter.requires_grad() || parameter.grad().defined()) continue;
-        return {StatusCode::invalid_argument, "unit '" + units_[i].name + "', backward: its parameter " + name +
-                                                  " gets no gradient; remove it, or freeze it by requires_grad(false)"};
+        const std::string refusal = refusal_without_gradient(name, parameter);
+        if (refusal.empty()) continue;
+        return {StatusCode::invalid_argument, "unit '" + units_[i].name + "', backward: " + refusal};
       }
       outputs_[i].reset();  // with all that its backward needed
     }
@@ -142,6 +159,9 @@ class MeasuredRuns {
   std::vector<std::vector<double>> forward_us_;  // of each unit, of each run
   std::vector<std::vector<double>> backward_us_;
   std::vector<std::int64_t> stash_bytes_;
+  std::vector<std::int64_t> workspace_bytes_;
+  std::vector<std::int64_t> output_bytes_;
+  std::vector<std::vector<std::int64_t>> output_shapes_;
 };
 
 Status check_request(const at::Tensor& microbatch, const ProfileOptions& options) {

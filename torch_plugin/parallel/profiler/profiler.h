@@ -23,7 +23,8 @@ struct ProfileOptions {
 /// Units run behind each other, cut by detached leaves as between stages. Each time includes a synchronisation of the device.
 /// Backwards add to gradients that exist, as all but the first microbatch of a step do. `stash_bytes` are those that a unit's
 /// forward allocates and that are still allocated when it returns, while its input is kept: the input belongs to the stash of
-/// the unit before. `channels` is the microbatch's second dimension. The caller fills in `model`, `classes` and `machine`.
+/// the unit before. `workspace_bytes` is measured in the same run. `channels` is the microbatch's second dimension. The caller
+/// fills in `model`, `classes` and `machine`.
 ///
 /// Errors: invalid_argument: options out of range; a microbatch without images; those of probe(); a unit whose backward throws
 /// or gives its input or a parameter no gradient.

@@ -46,7 +46,7 @@ class ReplicaReduction final : public GradientReduction {
   void begin_step(std::int64_t images) override;
   void before_last_backward(int chunk) override;
   /// Throws c10::ValueError on every replica, with the numbers, if the replicas had different numbers of images; with the
-  /// parameter, if one that requires a gradient got none.
+  /// numbers of bytes, if a parameter that requires a gradient got none from the last microbatch.
   void finish_step() override;
   void abort(const std::string& reason) noexcept override;
 

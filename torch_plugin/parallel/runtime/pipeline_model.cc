@@ -119,7 +119,9 @@ StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targe
   }
   header = exchange(StepKind::training, header);
   if (header.kind == StepKind::end) return {};
+  const bool is_first_step = step_ == options_.first_step;
   const std::vector<at::Tensor> losses = run(header, images, targets, loss);
+  if (is_first_step) wait_for_all();
   return share_losses(Microbatches(header.batch, options_.microbatches), losses);
 }
 
@@ -218,6 +220,11 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
     failure_ = error.what();
     throw;
   }
+}
+
+void PipelineModel::wait_for_all() {
+  const Status status = communicator_.barrier(call_options());
+  if (!status.ok()) fail({.rank = communicator_.rank(), .action = "end of the first step"}, status);
 }
 
 void PipelineModel::broadcast_from_last(void* data, std::size_t bytes, const char* what) {

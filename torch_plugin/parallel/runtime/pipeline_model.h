@@ -56,7 +56,8 @@ class PipelineModel {
   PipelineModel& operator=(const PipelineModel&) = delete;
 
   /// Forward and backward of one batch; adds to the gradients. `images`: [B, ...], `targets`: [B, ...] or undefined; `loss` is
-  /// called on the last stage's rank. Returns the loss of each microbatch, unscaled, on every rank.
+  /// called on the last stage's rank. Returns the loss of each microbatch, unscaled, on every rank. A parameter that requires a
+  /// gradient and gets none from any microbatch is an error that names it.
   StepOutput step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss);
   /// Forward of one batch in evaluation mode and without gradients; afterwards each module has its mode again. Returns the last
   /// stage's output of each microbatch, on every rank.
@@ -86,6 +87,8 @@ class PipelineModel {
                                             const Loss& loss);
   StepOutput share_losses(const Microbatches& microbatches, const std::vector<at::Tensor>& losses);
   StepOutput share_outputs(const Microbatches& microbatches, const std::vector<at::Tensor>& outputs);
+  /// After the first step, before any optimizer changes parameters: an error of any rank reaches all ranks in this step.
+  void wait_for_all();
   void broadcast_from_last(void* data, std::size_t bytes, const char* what);
 
   std::vector<std::shared_ptr<Unit>> chunks_;

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "src/pipeline/orders.h"
+#include "torch_plugin/parallel/gradients/missing_gradient.h"
 #include "torch_plugin/parallel/recompute/recompute.h"
 
 namespace shoal::parallel {
@@ -242,7 +243,8 @@ void StepRun::backward(const Action& action) {
     held.output_gradient = std::move(next.input_gradient);
     held_.erase({action.stage + 1, action.microbatch});
   }
-  if (task_.gradients != nullptr && action.microbatch == task_.microbatches.count() - 1) {
+  const bool is_last_backward = action.microbatch == task_.microbatches.count() - 1;
+  if (task_.gradients != nullptr && is_last_backward) {
     task_.gradients->before_last_backward(action.stage / task_.shape.ranks);
   }
   if (held.root.is_valid()) {
@@ -257,10 +259,18 @@ void StepRun::backward(const Action& action) {
     TORCH_CHECK_VALUE(held.input_gradient.defined(),
                       "the output does not depend on the input, so the stage before has no gradient");
   }
+  if (is_last_backward) check_gradients(action.stage);
   held.input.reset();
   held.output.reset();
   held.output_gradient.reset();
   if (is_first) held_.erase({action.stage, action.microbatch});
+}
+
+void StepRun::check_gradients(int stage) const {
+  for (const auto& named : chunk_of(stage)->named_parameters()) {
+    const std::string refusal = refusal_without_gradient(named.key(), named.value());
+    TORCH_CHECK_VALUE(refusal.empty(), refusal);
+  }
 }
 
 void StepRun::send(const Action& action) {

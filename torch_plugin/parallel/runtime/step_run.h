@@ -84,6 +84,8 @@ class StepRun {
   at::Tensor input_of(const pipeline::Action& action);
   at::Tensor scaled_loss(const at::Tensor& output, int microbatch);
   void backward(const pipeline::Action& action);
+  /// Throws c10::ValueError where a parameter of `stage` needs a gradient and none of the step's microbatches gave it one.
+  void check_gradients(int stage) const;
   void send(const pipeline::Action& action);
   Held& held(int stage, int microbatch) { return held_[{stage, microbatch}]; }
   [[nodiscard]] bool is_last(int stage) const { return stage == task_.shape.stages() - 1; }
