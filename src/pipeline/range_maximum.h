@@ -26,7 +26,7 @@ class RangeMaximum {
 
   /// Of the numbers first..end-1. Precondition: first < end <= their count.
   [[nodiscard]] std::int64_t of(std::size_t first, std::size_t end) const {
-    const auto level = static_cast<std::size_t>(std::bit_width(end - first) - 1);
+    const auto level = static_cast<std::size_t>(std::bit_width(std::max<std::size_t>(end - first, 1)) - 1);
     return std::max(levels_[level][first], levels_[level][end - (std::size_t{1} << level)]);
   }
 
