@@ -324,8 +324,8 @@ Result<std::shared_ptr<Executor>> make_executor(ProgressEngineParts parts, const
   if (Status status = engine->status(); !status.ok()) return status;
   const ProgressThread::Place place{progress_cores, spare_cores, static_cast<int>(*nice)};
   if (Status status = ProgressThread::instance().add(engine, place); !status.ok()) return status;
-  Group everybody = Group::whole(engine->parts().rank, engine->parts().topology);
-  return Executor::create(std::move(engine), std::move(everybody));
+  const Group everybody = Group::whole(engine->parts().rank, engine->parts().topology);
+  return Executor::create(std::move(engine), everybody);
 }
 
 // Sets the parts that depend on this process only. Returns how long another host may be silent (SHOAL_LOST_AFTER).

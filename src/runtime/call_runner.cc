@@ -26,7 +26,7 @@ void finish(Operation* operation, const Status& outcome) {
 
 }  // namespace
 
-CallRunner::CallRunner(std::shared_ptr<ProgressEngine> engine, Group group)
+CallRunner::CallRunner(std::shared_ptr<ProgressEngine> engine, const Group& group)
     : ProgressClient(group, group.name.is_whole() ? 0 : engine->clients().next_number()),
       engine_(std::move(engine)),
       control_(engine_->parts().control.get()),

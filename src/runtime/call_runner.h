@@ -56,7 +56,7 @@ class CallRunner : public ProgressClient {
 
  protected:
   /// `engine` lives as long as this.
-  CallRunner(std::shared_ptr<ProgressEngine> engine, Group group);
+  CallRunner(std::shared_ptr<ProgressEngine> engine, const Group& group);
 
   [[nodiscard]] const LinkCalls& links() const noexcept { return links_; }
   [[nodiscard]] const PeerMemoryCalls& peer_memory() const noexcept { return peer_memory_calls_; }

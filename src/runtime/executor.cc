@@ -18,13 +18,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 }  // namespace
 
-Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<ProgressEngine> engine, Group group) {
-  std::shared_ptr<Executor> executor(new Executor(std::move(engine), std::move(group)));
+Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<ProgressEngine> engine, const Group& group) {
+  std::shared_ptr<Executor> executor(new Executor(std::move(engine), group));
   if (Status status = executor->engine()->attach(*executor); !status.ok()) return status;
   return executor;
 }
 
-Executor::Executor(std::shared_ptr<ProgressEngine> engine, Group group) : CallRunner(std::move(engine), std::move(group)) {
+Executor::Executor(std::shared_ptr<ProgressEngine> engine, const Group& group) : CallRunner(std::move(engine), group) {
   plan_context_.topology = &group_.topology;
   plan_context_.rank = group_.rank;
   plan_context_.window_room = peer_memory().room();

@@ -26,7 +26,7 @@ namespace shoal {
 class Executor final : public CallRunner, public std::enable_shared_from_this<Executor> {
  public:
   /// Attaches the new Executor to `engine`; shut_down() detaches it. Errors: those of ProgressEngine::attach().
-  static Result<std::shared_ptr<Executor>> create(std::shared_ptr<ProgressEngine> engine, Group group);
+  static Result<std::shared_ptr<Executor>> create(std::shared_ptr<ProgressEngine> engine, const Group& group);
   ~Executor() override;
 
   /// An Operation for one call with `plan`, reset and with one reference. `owned` is set where the plan is not cached. Null
@@ -72,7 +72,7 @@ class Executor final : public CallRunner, public std::enable_shared_from_this<Ex
   [[nodiscard]] std::vector<int> present() const;
 
  private:
-  Executor(std::shared_ptr<ProgressEngine> engine, Group group);
+  Executor(std::shared_ptr<ProgressEngine> engine, const Group& group);
   void wait_to_the_end(internal::Operation* operation);
   /// `plan` null: of any call.
   [[nodiscard]] std::string names_of_transports(const Plan* plan) const;

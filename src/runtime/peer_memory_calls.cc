@@ -25,9 +25,12 @@ Buffer input_of(const Plan& plan) {
 }
 std::uint64_t flag_of(const Operation& operation) { return operation.sequence() + 1; }
 
+/// The size of an element of a call in progress, whose type has been checked: never 0.
+std::size_t element_bytes(DataType type) { return std::max<std::size_t>(size_of(type), 1); }
+
 /// First element of the share that `rank` folds; shares start on whole cache lines.
 std::size_t share_start(std::size_t count, DataType type, int rank, int ranks) {
-  const std::size_t line = 64 / size_of(type);
+  const std::size_t line = 64 / element_bytes(type);
   const std::size_t lines = (count + line - 1) / line;
   const auto parts = static_cast<std::size_t>(ranks);
   const auto part = static_cast<std::size_t>(rank);
@@ -212,7 +215,7 @@ bool PeerMemoryCalls::take_all(const Contribution& mine, Advance& result) {
   }
   if (part.folds && !part.takes.empty()) {
     reduce(mine.plan, mine.output, {operands_.data(), part.takes.size()},
-           part.takes.front().size_bytes / size_of(mine.plan.key.collective.type));
+           part.takes.front().size_bytes / element_bytes(mine.plan.key.collective.type));
   } else {
     for (std::size_t i = 0; i < part.takes.size(); ++i) {
       const PeerMemoryPart::Take& take = part.takes[i];
