@@ -44,8 +44,7 @@ constexpr std::size_t kSwapBytes = 512 << 10;  // larger than what always moves 
 constexpr int kSwaps = 4;                      // of each kind; the first is a warm-up
 constexpr double kRoundTripsUs = 20'000;       // no new round trip after this time
 constexpr double kStreamUs = 50'000;           // no stream that would take longer
-constexpr auto kTimeLimit = std::chrono::seconds(5);
-constexpr int kLookMs = 100;  // longest sleep in poll
+constexpr int kLookMs = 100;                   // longest sleep in poll
 
 // The leader's request to the follower, in TileHeader::edge.
 enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop, kSwapTiles, kSwapMemory };
@@ -372,10 +371,9 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
     if (leads && wire == LinkClass::network) {
       if (Status status = begin_together(exchange, topology, parts.rank); !status.ok()) return status;
     }
-    // A follower cannot know for which ranks its leader waits, so it has the deadline of the exchange.
-    const auto give_up = leads ? Clock::now() + kTimeLimit : exchange.deadline();
     auto& transport = *parts.transports[parts.transport_of_link[index]];
-    Prober prober(transport, **link, may_spin(parts), give_up);
+    // On a busy machine the peer may come here seconds later.
+    Prober prober(transport, **link, may_spin(parts), exchange.deadline());
     const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
     std::optional<double> gain = topology.one_copy_gain;
     if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())

@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 
 #include "tests/mentions.h"
+#include "tests/slack.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -121,9 +122,15 @@ std::vector<int> peers_of(int rank, const Pairs& pairs) {
   return peers;
 }
 
+// A rank that connects and then does nothing until another rank has ended. All ranks have this deadline.
+struct IdleRank {
+  int rank = 0;
+  std::chrono::milliseconds deadline{};
+};
+
 // Every rank of `topology` in a thread. Only links between `pairs` exist: a use of any other would crash.
 Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOptions& wire, std::optional<Shape> shape = {},
-              std::optional<ForgedTile> forged = {}) {
+              std::optional<ForgedTile> forged = {}, std::optional<IdleRank> idle = {}) {
   const auto size = static_cast<std::size_t>(topology.ranks());
   Outcome outcome{std::vector<Topology>(size, topology), std::vector<std::uint64_t>(size), std::vector<std::string>(size)};
   const std::string folder = fmt::format("{}/shoal-probe-{}", std::filesystem::temp_directory_path().string(), ::getpid());
@@ -139,9 +146,10 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
   }
 
   std::vector<std::atomic<std::uint64_t>> tiles(size);
+  std::atomic<bool> one_has_ended = false;
   const auto body = [&](int rank) -> Status {
     const auto at = static_cast<std::size_t>(rank);
-    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    const auto deadline = Clock::now() + (idle ? idle->deadline : std::chrono::seconds(60));
     auto store = make_file_store(folder);
     if (!store.ok()) return store.status();
     ProgressEngineParts parts;
@@ -162,6 +170,10 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       }
       parts.transports.push_back(std::move(transports[at]));
     }
+    if (idle && idle->rank == rank) {
+      one_has_ended.wait(false);
+      return {};
+    }
     StartupExchange exchange(**store, rank, topology.ranks(), deadline);
     Status status = measure_costs(exchange, parts, true);
     outcome.topologies[at] = parts.topology;
@@ -178,6 +190,8 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
     threads.emplace_back([&, rank] {
       const Status status = body(rank);
       outcome.errors[static_cast<std::size_t>(rank)] = status.ok() ? "" : status.to_string();
+      one_has_ended = true;
+      one_has_ended.notify_all();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -249,6 +263,17 @@ TEST(Probe, SlowLinkIsMeasuredBriefly) {
   EXPECT_LE(outcome.tiles[0], 20U);
   const LinkCost& cost = outcome.topologies[1].cost[static_cast<std::size_t>(LinkClass::network)];
   EXPECT_GT(cost.latency_us, 1000);
+}
+
+// On a busy machine a peer may come to the measurement seconds later. So the deadline of the start-up counts, and no other.
+TEST(Probe, RankIsWaitedForUntilTheDeadline) {
+  for (const auto deadline : {std::chrono::milliseconds(200), std::chrono::milliseconds(6000)}) {
+    const FairClock clock;
+    const Outcome outcome = probe(Topology::uniform(2, 1), {{0, 1}}, {}, {}, {}, IdleRank{1, deadline});
+    EXPECT_THAT(outcome.errors[0], testing::Mentions("rank 1", "startup"));
+    EXPECT_GE(clock.real_seconds(), std::chrono::duration<double>(deadline).count());
+    EXPECT_LT(clock.seconds(), std::chrono::duration<double>(deadline).count() + 2 * kSlack);
+  }
 }
 
 TEST(Probe, DetectsBurstOfTokenBucket) {
