@@ -191,6 +191,14 @@ TEST_P(Groups, DeadRankClosesOnlyItsGroups) {
     if (rank != 3) trio = (*world)->group(without);
     if (!pair.ok() || !trio.ok()) return "group failed";
     if (const Status status = (*world)->barrier(); !status.ok()) return status.to_string();
+    // Rank 3 dies when no rank is in that barrier any more.
+    std::uint8_t token = 0;
+    for (const int peer : without) {
+      Status status;
+      if (rank == 3) status = (*world)->recv(&token, 1, DataType::uint8, peer);
+      if (rank == peer) status = (*world)->send(&token, 1, DataType::uint8, 3);
+      if (!status.ok()) return status.to_string();
+    }
     if (rank == 3) ::kill(::getpid(), SIGKILL);
     if (rank == 1) {
       const Status status = (*pair)->barrier();

@@ -439,6 +439,11 @@ TEST(PipelineInputs, BadCallsOfOtherRanksEndThePipeline) {
   for (const auto& bad : calls) {
     run_ranks(2, [&](Communicator& communicator) {
       PipelineModel model(make_stage(communicator.rank(), 2), communicator, {.microbatches = 2});
+      // Rank 1 fails when rank 0 is no longer in the constructor.
+      std::uint8_t token = 0;
+      const Status met = communicator.rank() == 0 ? communicator.send(&token, 1, DataType::uint8, 1)
+                                                  : communicator.recv(&token, 1, DataType::uint8, 0);
+      check(met.ok(), "rank 0 has the model");
       const auto body = [&] {
         if (communicator.rank() == 1) return bad.second(model);
         model.step(make_images(2, 0), make_targets(2, 0), cross_entropy);
