@@ -132,7 +132,7 @@ class Job {
       act_on_time();
     }
     drain();
-    return exit_ != 0 ? exit_ : failed_;
+    return ended_ != 0 ? ended_ : failed_;
   }
 
  private:
@@ -174,14 +174,19 @@ class Job {
     return false;
   }
 
-  /// Begins to end the job. The first call determines the exit status.
+  /// Ends the job for a reason of this process. The first call determines the exit status, unless a process has failed before.
   void end_job(int status) {
-    if (exit_ == 0) exit_ = status;
-    if (!terminate_at_) terminate_at_ = Clock::now() + to_duration(options_.grace_s);
+    if (!ends()) ended_ = status;
+    begin_end();
   }
+  void begin_end() {
+    if (!ends()) terminate_at_ = Clock::now() + to_duration(options_.grace_s);
+  }
+  [[nodiscard]] bool ends() const { return terminate_at_.has_value(); }
 
   /// An agent on another host ends when its input is closed; a signal would only end its ssh.
   void signal_all(int signal) {
+    signalled_ |= ends_job(signal) || signal == SIGKILL;
     for (Running& running : running_) {
       if (!running.process->input || signal == SIGKILL) {
         kill(-running.pid, signal);
@@ -228,7 +233,7 @@ class Job {
 
   [[nodiscard]] int milliseconds_to_next() const {
     std::optional<Clock::time_point> next = kill_at_ ? kill_at_ : terminate_at_;
-    if (deadline_ && exit_ == 0) next = next ? std::min(*next, *deadline_) : *deadline_;
+    if (deadline_ && !ends()) next = next ? std::min(*next, *deadline_) : *deadline_;
     if (!next) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now()).count();
     return static_cast<int>(std::clamp<long long>(left, 0, 1'000'000));
@@ -247,7 +252,7 @@ class Job {
 
   void act_on_time() {
     const auto now = Clock::now();
-    if (deadline_ && exit_ == 0 && now >= *deadline_) {
+    if (deadline_ && !ends() && now >= *deadline_) {
       std::vector<std::string_view> labels;
       for (const Running& running : running_) labels.emplace_back(running.process->label);
       say(fmt::format("the job exceeded --timeout {} s; still running: {}", options_.timeout_s, fmt::join(labels, ", ")));
@@ -275,19 +280,20 @@ class Job {
       const JobProcess& process = *running->process;
       if (running->input >= 0) close(running->input);
       running_.erase(running);
-      if (status == 0 || exit_ != 0) continue;
+      const int code = exit_status(status);
+      // Peers of a process that a signal has killed fail because of it, and may end first.
+      const bool killed = code > 128 && code != kExitSsh && !signalled_;
+      const bool is_cause = failed_ == 0 || (killed && failed_ <= 128);
+      if (code == 0 || ended_ != 0 || (ends() && !is_cause)) continue;
       if (!process.explains_itself) {
         say(fmt::format("{} {}{}", process.label, describe(status),
                         running_.empty() ? "" : fmt::format("; still running: {}", running_.size())));
-      } else if (exit_status(status) == kExitSsh) {
+      } else if (code == kExitSsh) {
         say(fmt::format("{}: '{}' exited with status 255: the host cannot be reached, or a rank there exited with 255",
                         process.label, process.command[0]));
       }
-      if (!options_.keep_going) {
-        end_job(exit_status(status));
-      } else if (failed_ == 0) {
-        failed_ = exit_status(status);
-      }
+      if (is_cause) failed_ = code;
+      if (!options_.keep_going) begin_end();
     }
   }
 
@@ -306,8 +312,9 @@ class Job {
   std::vector<Running> running_;
   std::vector<Stream> streams_;
   int signals_ = -1;
-  int exit_ = 0;
-  int failed_ = 0;             // status of the first process that failed, with keep_going
+  int ended_ = 0;              // exit status where this process ends the job, for example at the timeout
+  int failed_ = 0;             // that of the process that failed first, or was killed
+  bool signalled_ = false;     // processes have got signals that end them
   bool stopped_ = false;       // by a signal
   bool input_closed_ = false;  // with ends_with_input
   std::optional<Clock::time_point> deadline_;

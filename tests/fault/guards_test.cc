@@ -20,6 +20,7 @@
 #include "tests/fault/clauses.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
+#include "tests/multiprocess/shared_count.h"
 #include "tests/slack.h"
 
 namespace shoal {
@@ -47,7 +48,8 @@ INSTANTIATE_TEST_SUITE_P(, Guards, ::testing::Values("shm", "tcp"), [](const aut
 // Rank 1 is late in an all_gather. A barrier after it, with its own deadline, cannot start before all ranks are in the
 // all_gather.
 TEST_P(Guards, BlockedCallTimesOutAtItsOwnDeadline) {
-  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+  testing::SharedCount ended;
+  const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_SINGLE_COPY", "2", 1);  // with large shares, ranks wait for each other before they copy
     auto made = testing::join(directory, rank, size, over(GetParam()));
     if (!made.ok()) return made.status().to_string();
@@ -56,7 +58,7 @@ TEST_P(Guards, BlockedCallTimesOutAtItsOwnDeadline) {
     const testing::TestBuffer<float> out(2 << 18, false);
     if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     if (rank == 1) {
-      ::usleep(static_cast<useconds_t>(2'000'000 * kSlack));
+      if (!ended.reaches(1)) return "rank 0 waits on";
       const Status status = c.all_gather(in.data(), out.data(), in.size(), DataType::float32);
       return status.code() == StatusCode::timeout ? "" : "rank 1: " + status.to_string();
     }
@@ -66,6 +68,7 @@ TEST_P(Guards, BlockedCallTimesOutAtItsOwnDeadline) {
     const Status status = c.barrier(within(milliseconds(300)));
     const double seconds = clock.real_seconds();
     const bool late = clock.seconds() > 1 * kSlack;
+    ended.add();
     if (status.code() != StatusCode::timeout || !testing::mentions(status.message(), "call 2", "barrier"))
       return "the barrier: " + status.to_string();
     if (testing::late_ranks_in(status.message()) != std::set{1}) return "the culprit: " + status.to_string();
@@ -105,13 +108,14 @@ TEST_P(Guards, CallBehindUnpostedCallTimesOut) {
 // A wait for a call in the open group of another thread does not wait for that thread.
 TEST_P(Guards, WaitForCallInOtherThreadsOpenGroupEnds) {
   for (const bool aborts : {false, true}) {
-    const auto outcomes = testing::run_ranks(2, [aborts](int rank, int size, const std::string& directory) -> std::string {
+    testing::SharedCount ended;
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       auto made = testing::join(directory, rank, size, over(GetParam()));
       if (!made.ok()) return made.status().to_string();
       Communicator& c = **made;
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
       if (rank == 1) {
-        ::usleep(static_cast<useconds_t>(1'000'000 * kSlack));
+        if (!ended.reaches(1)) return "rank 0 waits on";
         return c.barrier().ok() ? "no error on rank 1" : "";
       }
       float one = 1;
@@ -135,6 +139,7 @@ TEST_P(Guards, WaitForCallInOtherThreadsOpenGroupEnds) {
       const FairClock clock;
       const Status status = kept.wait();
       const double seconds = clock.seconds();
+      ended.add();
       aborter.join();
       stage.store(2);
       stage.notify_all();
@@ -240,7 +245,9 @@ TEST_P(Guards, AbortInCallbackKeepsBuffersUntilLinksAreDone) {
 TEST(LentMemory, IsNotReadAfterSenderHasFailed) {
   static constexpr std::size_t kCount = 1 << 17;  // all of it fits between sender and receiver
   for (const bool frees : {false, true}) {
-    const auto outcomes = testing::run_ranks(2, [frees](int rank, int size, const std::string& directory) -> std::string {
+    testing::SharedCount reused;
+    testing::SharedCount read;
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_SINGLE_COPY", "0", 1);
       auto made = testing::join(directory, rank, size, over("shm"));
       if (!made.ok()) return made.status().to_string();
@@ -248,15 +255,17 @@ TEST(LentMemory, IsNotReadAfterSenderHasFailed) {
       auto buffer = std::make_unique<testing::TestBuffer<float>>(kCount, true);
       std::fill_n(buffer->data(), kCount, rank == 0 ? 1.0F : 0.0F);
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
-      if (rank == 1) ::usleep(static_cast<useconds_t>(1'000'000 * kSlack));
+      if (rank == 1 && !reused.reaches(1)) return "rank 0 waits on";
       const Status status =
           c.broadcast(buffer->data(), kCount, DataType::float32, 0, within(milliseconds(rank == 0 ? 200 : 10'000)));
       if (rank == 0) {
         std::fill_n(buffer->data(), kCount, 7.0F);
         if (frees) buffer.reset();
-        ::usleep(static_cast<useconds_t>(2'000'000 * kSlack));
+        reused.add();
+        if (!read.reaches(1)) return "rank 1 waits on";
         return status.code() == StatusCode::timeout ? "" : "rank 0: " + status.to_string();
       }
+      read.add();
       const bool right = std::all_of(buffer->data(), buffer->data() + kCount, [](float x) { return x == 1.0F; });
       return status.ok() && !right ? "ok, with other bytes" : status.ok() ? "ok, though the root failed" : "";
     });
@@ -341,10 +350,11 @@ TEST_P(Guards, CallbackRefusesCallsThatWait) {
 }
 
 TEST_P(Guards, ForkedChildCannotShrinkOrWait) {
-  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+  testing::SharedCount forked;
+  testing::expect_ranks(2, over(GetParam()), [&](Communicator& c) -> std::string {
     float one = 1;
     // Rank 1 makes the call late, so it is in flight when rank 0 forks.
-    if (c.rank() == 1) ::usleep(300'000);
+    if (c.rank() == 1 && !forked.reaches(1)) return "rank 0 waits on";
     auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
     if (!work.ok()) return work.status().to_string();
     if (c.rank() == 0) {
@@ -358,6 +368,7 @@ TEST_P(Guards, ForkedChildCannotShrinkOrWait) {
       }
       int end = 0;
       if (::waitpid(child, &end, 0) != child || end != 0) return fmt::format("the child ended with {:#x}", end);
+      forked.add();
     }
     if (const Status status = work->wait(); !status.ok()) return status.to_string();
     const Status status = c.barrier();

@@ -35,7 +35,7 @@ struct Board {
     std::int64_t began_ns = 0;               ///< steady clock, when the rank began to join
     std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
     std::int64_t returned_ns = 0;            ///< steady clock, when the tested wait returned; set by the body
-    std::int64_t preempted_ns = 0;           ///< longest time for which this rank did not get a core; set by the body
+    double preempted_s = 0;                  ///< by how much this rank may exceed a time limit (CoreDelay); set by the body
     std::array<char, 1024> text{};
   };
   std::array<Rank, kMostVictims> ranks;

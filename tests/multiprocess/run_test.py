@@ -134,10 +134,18 @@ class TestLocal:
         done = run("-n", "2", "--grace", "30", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 0.3; echo finished")
         assert (done.returncode, done.stdout) == (3, "finished\n")
 
+    @pytest.mark.parametrize("options", ((), ("--keep-going",)), ids=("end", "keep_going"))
+    def test_status_is_that_of_the_killed_rank_although_a_peer_fails_first(self, options):
+        done = run("-n", "3", *options, "--", "sh", "-c",
+                   "test $SHOAL_RANK = 0 && exit 1; test $SHOAL_RANK = 1 && sleep 0.3 && kill -KILL $$; sleep 0.1; exit 2")
+        assert done.returncode == 128 + signal.SIGKILL
+        assert re.search(r"rank 0 .*\b1;", done.stderr), done.stderr
+        assert re.search(r"rank 1 .*\bSIGKILL\b", done.stderr), done.stderr
+
     def test_keep_going_lets_the_other_ranks_continue(self):
         done = run("-n", "3", "--keep-going", "--grace", "0", "--", "sh", "-c",
                    "test $SHOAL_RANK = 1 && exit 3; test $SHOAL_RANK = 2 && sleep 0.1 && kill -KILL $$; sleep 0.4; echo finished")
-        assert (done.returncode, done.stdout) == (3, "finished\n")
+        assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, "finished\n")
         assert re.search(r"rank 1 .*\b3; .* 2\b", done.stderr), done.stderr  # its status, ranks that still run
         assert re.search(r"rank 2 .*\bSIGKILL; .* 1\b", done.stderr), done.stderr
         done = run("-n", "2", "--keep-going", "--timeout", "0.4", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 1000")
