@@ -30,9 +30,9 @@ struct JobOptions {
 /// Runs `processes` to their end. Each leads its own process group, which is killed with it; if this process is killed in any
 /// way, all of them are killed. SIGINT, SIGTERM and SIGHUP are passed on and end the job; SIGUSR1 and SIGUSR2 are passed on.
 ///
-/// Returns the exit status of the first process that a signal killed (128 + signal), else of the first that failed; 128 + signal
-/// if a signal ended the job, 124 after the timeout, 127 if a command cannot be run, 0 if all processes succeeded. Reports
-/// failed processes on standard error. Thread rule: the process must be single-threaded.
+/// Returns the exit status of the first process that a signal killed (128 + signal), else of the first that failed; 128 +
+/// signal if a signal ended the job, 124 after the timeout, 127 if a command cannot be run, 0 if all processes succeeded.
+/// Reports failed processes on standard error. Thread rule: the process must be single-threaded.
 int run_job(const std::vector<JobProcess>& processes, const JobOptions& options);
 
 }  // namespace shoal

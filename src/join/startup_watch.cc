@@ -50,12 +50,15 @@ StartupWatch::~StartupWatch() {
 
 void StartupWatch::watch() {
   std::unique_lock<std::mutex> lock(mutex_);
-  for (auto next = warn_after_; !changed_.wait_until(lock, start_ + next, [this] { return over_; }); next *= 2) {
+  Clock::duration next = warn_after_;
+  while (!changed_.wait_until(lock, start_ + next, [this] { return over_; })) {
+    const Clock::duration waited = Clock::now() - start_;
     const std::vector<int> absent = absent_ ? absent_() : std::vector<int>();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    const std::string line = fmt::format("shoal: startup: rank {} of {} has waited {:.1f} s, now for {}{}\n", rank_, size_,
-                                         seconds, what_.empty() ? "the first step" : what_,
-                                         absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent)));
+    const std::string line =
+        fmt::format("shoal: startup: rank {} of {} has waited {:.1f} s, now for {}{}\n", rank_, size_,
+                    std::chrono::duration<double>(waited).count(), what_.empty() ? "the first step" : what_,
+                    absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent)));
+    while (next <= waited) next *= 2;
     lock.unlock();  // a blocked terminal must not delay the start-up
     fmt::print(stderr, "{}", line);
     lock.lock();

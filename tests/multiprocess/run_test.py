@@ -269,15 +269,15 @@ class TestStart:
             assert all(f"process {pid} " in text for pid in twice), reports
 
     def test_a_long_start_names_the_missing_ranks(self):
-        ((_, text),) = start_ranks([(0, 4)], timeout_s=1, SHOAL_WARN_AFTER="0.2")
+        ((_, text),) = start_ranks([(0, 4)], timeout_s=2, SHOAL_WARN_AFTER="0.2")
         lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 0 of 4 ")]
-        assert lines and all("1, 2, 3" in line for line in lines), text
+        assert lines and "1, 2, 3" in lines[-1], text  # the first lines may be from before the first step
 
     @pytest.mark.parametrize("host, expected", (("127.0.0.1", "127.0.0.1:"), ("no-such-host.invalid", "no-such-host.invalid")))
     def test_a_long_start_names_the_unreachable_store(self, host, expected):
-        ((_, text),) = start_ranks([(1, 2)], timeout_s=1, SHOAL_WARN_AFTER="0.2", SHOAL_MASTER_ADDR=host)
+        ((_, text),) = start_ranks([(1, 2)], timeout_s=2, SHOAL_WARN_AFTER="0.2", SHOAL_MASTER_ADDR=host)
         lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 1 of 2 ")]
-        assert lines and all(expected in line for line in lines), text
+        assert lines and expected in lines[-1], text
 
     def test_the_soft_limit_of_open_files_is_raised(self):
         assert [text for _, text in start_ranks([(0, 2), (1, 2)], open_files=16)] == ["", ""]
