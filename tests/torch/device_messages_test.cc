@@ -81,11 +81,12 @@ TEST_F(DeviceMessages, SendDoesNotBlockHost) {
   std::atomic<bool> sent{false};
   on_connected_ranks(2, [&](const Rank& self) {
     if (self.rank == 0) {
-      fake::keep_busy(0, kBusy);
+      fake::BusyStream busy(0);
       const Work work = send(self, self.mine(0, kLarge), 1);
       EXPECT_FALSE(device_guard().queryStream(current_stream(0))) << "send() waited for the stream";
       work->wait();
       EXPECT_FALSE(work->isCompleted());
+      busy.release();
       sent = true;
       EXPECT_TRUE(work->wait(20s));
       EXPECT_TRUE(work->isCompleted());

@@ -235,13 +235,14 @@ TEST_P(DeviceTensors, WaitDoesNotBlockHost) {
   on_ranks([](const Rank& self) {
     Tensors tensors{self.mine()};
     const auto work = self.group->allreduce(tensors);
-    fake::keep_busy(self.rank, kBusy);
+    fake::BusyStream busy(self.rank);
     work->wait();
     const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
     EXPECT_FALSE(guard.queryStream(guard.getStream(fake::device(self.rank)))) << "wait() waited for the stream";
     if (self.path == Path::host_memory) {
       EXPECT_TRUE(work->isCompleted() && work->isSuccess());
     }
+    busy.release();
     expect_equal(tensors[0], self.total(), "afterwards");
   });
 }
@@ -362,7 +363,7 @@ TEST_P(DeviceTensors, BarrierOfDeviceWaitsForItsStream) {
       self.group->barrier(options)->wait();
       EXPECT_TRUE(last.query()) << "the barrier did not wait for the stream";
     }
-    fake::keep_busy(self.rank, 10 * kBusy);  // longer, because ranks may wait for a core before the barrier
+    const fake::BusyStream busy(self.rank);
     self.group->barrier()->wait();
     EXPECT_FALSE(idle()) << "a barrier without a device waits for no device";
   });

@@ -435,6 +435,15 @@ void keep_busy(int index, int steps) {
   for (int i = 0; i < steps; ++i) streams().queue(current_stream(device(index))).push([] {});
 }
 
+BusyStream::BusyStream(int index) {
+  streams().queue(current_stream(device(index))).push([released = released_] { released->wait(false); });
+}
+
+void BusyStream::release() {
+  *released_ = true;
+  released_->notify_all();
+}
+
 void set_seed(std::uint32_t seed) { common_seed = seed; }
 
 bool freed_memory_is_untouched() {

@@ -8,9 +8,11 @@
 // - Pinned memory is full of junk at first. Copies from or to other host memory end before the call returns.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +32,20 @@ at::Tensor on_device(const at::Tensor& tensor, int index);
 
 /// Adds that many steps to the current stream of the device.
 void keep_busy(int index, int steps);
+
+/// A step of the current stream of the device, from the construction until release(): so the stream is busy, however long the
+/// host needs.
+class BusyStream {
+ public:
+  explicit BusyStream(int index);
+  ~BusyStream() { release(); }
+  BusyStream(const BusyStream&) = delete;
+  BusyStream& operator=(const BusyStream&) = delete;
+  void release();
+
+ private:
+  std::shared_ptr<std::atomic<bool>> released_ = std::make_shared<std::atomic<bool>>(false);
+};
 
 /// Changes the random delays of later steps.
 void set_seed(std::uint32_t seed);
