@@ -40,7 +40,20 @@ inline std::vector<int> numbers_in(const std::string& folder) {
   return numbers;
 }
 
-/// For every thread of the processes that run this program: how long it has waited for a core in all, in ns (by its number).
+/// For every thread of a process (its folder in /proc): how long it has waited for a core in all, in ns, by its number.
+inline std::map<int, std::int64_t> waits_for_core(const std::string& process) {
+  std::map<int, std::int64_t> waits;
+  for (const int thread : numbers_in(process + "/task")) {
+    // The time on a core, then the time of waiting for one.
+    std::ifstream file(process + "/task/" + std::to_string(thread) + "/schedstat");
+    std::int64_t ran_ns = 0;
+    std::int64_t waited_ns = 0;
+    if (file >> ran_ns >> waited_ns) waits[thread] = waited_ns;
+  }
+  return waits;
+}
+
+/// The same for all processes that run this program.
 inline std::map<int, std::int64_t> waits_for_core() {
   const auto program_of = [](const std::string& process) {
     std::array<char, 4096> path;
@@ -51,14 +64,7 @@ inline std::map<int, std::int64_t> waits_for_core() {
   std::map<int, std::int64_t> waits;
   for (const int process : numbers_in("/proc")) {
     const std::string folder = "/proc/" + std::to_string(process);
-    if (program_of(folder) != own) continue;
-    for (const int thread : numbers_in(folder + "/task")) {
-      // The time on a core, then the time of waiting for one.
-      std::ifstream file(folder + "/task/" + std::to_string(thread) + "/schedstat");
-      std::int64_t ran_ns = 0;
-      std::int64_t waited_ns = 0;
-      if (file >> ran_ns >> waited_ns) waits[thread] = waited_ns;
-    }
+    if (program_of(folder) == own) waits.merge(waits_for_core(folder));
   }
   return waits;
 }
@@ -84,12 +90,13 @@ class CoreDelay {
     }
     return std::chrono::nanoseconds(longest_ns);
   }
-  /// By how much a time limit may be exceeded: until all ranks know of an error, so many threads of the job may need a core,
-  /// one after the other.
+  /// By how much a time limit may be exceeded.
   [[nodiscard]] double allowance_s() const { return kTurns * std::chrono::duration<double>(longest()).count(); }
 
- private:
+  /// Until all ranks know of an error, so many threads of the job may need a core, one after the other.
   static constexpr int kTurns = 5;
+
+ private:
   static constexpr std::chrono::milliseconds kNap{2};
 
   void measure() {

@@ -118,7 +118,6 @@ TEST_P(Lifecycle, DeadRankIsDetectedWhileItsChildLives) {
   });
   ASSERT_TRUE(job.all_joined());
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const CoreDelay delay;
   const auto killed_ns = now_ns();
   ::kill(job.pid(1), SIGKILL);
   EXPECT_EQ(job.wait(30 * kSlack, {1}), "");
@@ -127,7 +126,7 @@ TEST_P(Lifecycle, DeadRankIsDetectedWhileItsChildLives) {
     const Board::Rank& one = job.board().ranks[rank];
     EXPECT_EQ(to_string(one.code), "peer_failed") << one.text.data();
     EXPECT_THAT(one.text.data(), HasSubstr("rank 1"));
-    EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - killed_ns), 1 * kSlack + delay.allowance_s());
+    EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - killed_ns), 1 * kSlack + job.allowance_s());
   }
 }
 
@@ -142,13 +141,12 @@ TEST_P(Lifecycle, RankThatExitsWithoutDestroyIsNamed) {
         if (const Status status = sum(c, 100, k); !status.ok()) return status;
       }
     });
-    const CoreDelay delay;
     EXPECT_EQ(job.wait(30 * kSlack), "");
     for (const std::size_t rank : {0U, 1U}) {
       const Board::Rank& one = job.board().ranks[rank];
       EXPECT_EQ(to_string(one.code), "peer_failed") << one.text.data();
       EXPECT_THAT(one.text.data(), HasSubstr("rank 2"));
-      EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load()), 1 * kSlack + delay.allowance_s());
+      EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load()), 1 * kSlack + job.allowance_s());
     }
     EXPECT_TRUE(job.nothing_runs());
   }
@@ -487,12 +485,10 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
         } else {
           std::thread aborter;
           if (world.rank() == 0 && other_thread) aborter = std::thread(abort_when_all_wait);
-          const CoreDelay delay;
           board.calls.fetch_add(1);
           status = wait_in(name, c, buffers);
           Board::Rank& mine = board.ranks[static_cast<std::size_t>(world.rank())];
           mine.returned_ns = now_ns();
-          mine.preempted_s = delay.allowance_s();
           board.returned.fetch_add(1);
           if (aborter.joinable()) aborter.join();
         }
@@ -504,8 +500,7 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
       });
       EXPECT_EQ(job.wait(30 * kSlack), "");
       const std::int64_t aborted_ns = job.board().mark_ns.load();
-      double preempted = 0;
-      for (const Board::Rank& one : job.board().ranks) preempted = std::max(preempted, one.preempted_s);
+      const double allowance = job.allowance_s();
       double slowest = 0;
       for (int rank = 0; rank < 4; ++rank) {
         const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
@@ -516,7 +511,7 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
         EXPECT_EQ(testing::first_rank_named_in(one.text.data()), aborter) << one.text.data();
         if (rank == 3) continue;
         const double seconds = 1e-9 * static_cast<double>(one.returned_ns - aborted_ns);
-        EXPECT_LT(seconds, 0.1 * kSlack + preempted) << "rank " << rank << ", allowance: " << preempted << " s";
+        EXPECT_LT(seconds, 0.1 * kSlack + allowance) << "rank " << rank << ", allowance: " << allowance << " s";
         slowest = std::max(slowest, seconds);
       }
       if (HasFailure()) return;

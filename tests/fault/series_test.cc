@@ -166,7 +166,6 @@ void kill_one(std::uint64_t seed, bool mixes, const Sandbox* sandbox, double* sl
               [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); }, {.sandbox = sandbox});
   ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
   std::this_thread::sleep_for(moment);
-  const CoreDelay delay;
   const auto killed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
   ::kill(job.pid(victim), SIGKILL);
   EXPECT_EQ(job.wait(20 * kSlack, {victim}), "");
@@ -176,7 +175,7 @@ void kill_one(std::uint64_t seed, bool mixes, const Sandbox* sandbox, double* sl
     const double seconds = 1e-9 * static_cast<double>(one.at_ns - killed_ns);
     EXPECT_EQ(to_string(one.code), "peer_failed") << "rank " << rank << ": " << one.text.data();
     EXPECT_THAT(one.text.data(), ::testing::HasSubstr(fmt::format("rank {}", victim))) << "rank " << rank;
-    EXPECT_LT(seconds, bound_of(wire) + delay.allowance_s()) << "rank " << rank << ": " << one.text.data();
+    EXPECT_LT(seconds, bound_of(wire) + job.allowance_s()) << "rank " << rank << ": " << one.text.data();
     *slowest = std::max(*slowest, seconds);
   }
   expect_nothing_left(job, sandbox);
@@ -320,9 +319,8 @@ bool names_another(const Board::Rank& one, int rank, int ranks) {
 void expect_end_of_start(const StartWithDeath& start, Survivors* survivors) {
   SCOPED_TRACE(start.story);
   Victims& job = *start.job;
-  const CoreDelay delay;
   EXPECT_EQ(job.wait(20 * kSlack, {start.victim}), "");
-  const double limit = std::chrono::duration<double>(kStartTimeout).count() + kInNodeSeconds * kSlack + delay.allowance_s();
+  const double limit = std::chrono::duration<double>(kStartTimeout).count() + kInNodeSeconds * kSlack + job.allowance_s();
   const bool entered = job.board().ranks[static_cast<std::size_t>(start.victim)].entered.load();
   bool any_names = false;
   for (int rank = 0; rank < job.size(); ++rank) {
@@ -340,7 +338,7 @@ void expect_end_of_start(const StartWithDeath& start, Survivors* survivors) {
     // Ranks that entered the store detect the death of another such rank at once. A rank that joined fails in its first call.
     if ((entered && one.entered.load()) || std::regex_search(words, std::regex("call [0-9]"))) {
       EXPECT_TRUE(names_victim(one, start.victim)) << "rank " << rank << ": " << words;
-      EXPECT_LT(seconds, bound_of(start.wire) + delay.allowance_s()) << "rank " << rank << ": " << words;
+      EXPECT_LT(seconds, bound_of(start.wire) + job.allowance_s()) << "rank " << rank << ": " << words;
     }
   }
   EXPECT_TRUE(any_names) << "no rank named the missing rank";
@@ -510,7 +508,6 @@ void kill_at_moment(std::uint64_t seed, bool mixes, const Sandbox* sandbox, Surv
   Victims job(ranks, wire, std::chrono::seconds(15),
               [=](Communicator& c, Board& board) { return run_until_death(moment, c, board, victim, first_victim, seed); },
               {.sandbox = sandbox});
-  const CoreDelay delay;
   ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
   EXPECT_EQ(two_die ? job.wait(30 * kSlack, {victim, first_victim}) : job.wait(30 * kSlack, {victim}), "");
   const auto ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -521,7 +518,7 @@ void kill_at_moment(std::uint64_t seed, bool mixes, const Sandbox* sandbox, Surv
     const double seconds = 1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load());
     const Status status(one.code, one.text.data());
     survivors->add(seconds, names_dead(status, victim), story);
-    EXPECT_LT(seconds, bound_of(wire) + delay.allowance_s()) << "rank " << rank << ": " << status.to_string();
+    EXPECT_LT(seconds, bound_of(wire) + job.allowance_s()) << "rank " << rank << ": " << status.to_string();
     // Survivors continue after a shrink, and calls that ended before the death succeeded.
     const bool may_succeed = moment != Moment::groups;
     const bool may_fail = moment != Moment::shrink;
@@ -530,7 +527,7 @@ void kill_at_moment(std::uint64_t seed, bool mixes, const Sandbox* sandbox, Surv
   }
   // Destruction waits for no rank, dead or alive.
   EXPECT_LT(1e-9 * static_cast<double>(ended_ns - job.board().mark_ns.load()),
-            bound_of(wire) + kInNodeSeconds * kSlack + delay.allowance_s());
+            bound_of(wire) + kInNodeSeconds * kSlack + job.allowance_s());
   expect_nothing_left(job, sandbox);
 }
 

@@ -97,6 +97,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
   }
   mine.code = status.code();
   mine.at_ns = now_ns();
+  for (const auto& [thread, waited_ns] : waits_for_core("/proc/self")) mine.waited_ns = std::max(mine.waited_ns, waited_ns);
   status.message().copy(mine.text.data(), mine.text.size() - 1);
   mine.ended.store(true);
   communicator = Status(StatusCode::internal, "destroyed");
@@ -170,6 +171,7 @@ bool Victims::all_joined(double seconds) const {
 }
 
 std::string Victims::wait(double seconds, std::initializer_list<int> killed) {
+  if (!delay_) delay_.emplace();  // has a thread, so not before the forks of another job
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
   std::string wrong;
   for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
@@ -201,6 +203,12 @@ std::string Victims::wait(double seconds, std::initializer_list<int> killed) {
     if (!hung) wrong += fmt::format(" ({})", stderr_of(static_cast<int>(rank)).substr(0, 2000));
   }
   return wrong;
+}
+
+double Victims::allowance_s() const {
+  std::int64_t longest_ns = 0;  // of the ranks that have ended, which CoreDelay no longer sees
+  for (const Board::Rank& rank : board_->ranks) longest_ns = std::max(longest_ns, rank.waited_ns);
+  return std::max(delay_ ? delay_->allowance_s() : 0, CoreDelay::kTurns * 1e-9 * static_cast<double>(longest_ns));
 }
 
 bool Victims::nothing_runs() const { return ::kill(-pids_.front(), 0) != 0 && errno == ESRCH; }

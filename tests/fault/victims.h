@@ -10,12 +10,14 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <shoal/communicator.h>
 
 #include "tests/fault/sandbox.h"
+#include "tests/slack.h"
 
 namespace shoal::testing {
 
@@ -35,7 +37,7 @@ struct Board {
     std::int64_t began_ns = 0;               ///< steady clock, when the rank began to join
     std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
     std::int64_t returned_ns = 0;            ///< steady clock, when the tested wait returned; set by the body
-    double preempted_s = 0;                  ///< by how much this rank may exceed a time limit (CoreDelay); set by the body
+    std::int64_t waited_ns = 0;              ///< for a core, until then: the thread that waited longest
     std::array<char, 1024> text{};
   };
   std::array<Rank, kMostVictims> ranks;
@@ -77,6 +79,9 @@ class Victims {
   /// ended: "rank 1 hung", "rank 0 ended with status 66" (a sanitizer's report). Empty: the ranks `killed` ended by SIGKILL,
   /// all other ranks with status 0.
   std::string wait(double seconds, std::initializer_list<int> killed = {});
+  /// By how much a time limit of this job may be exceeded, since its threads had to wait for a core; see CoreDelay. To be
+  /// called when all ranks have ended: before, it knows less of them.
+  [[nodiscard]] double allowance_s() const;
   /// Whether no process of the job runs, children of its ranks included.
   [[nodiscard]] bool nothing_runs() const;
 
@@ -85,7 +90,8 @@ class Victims {
   Board* board_;
   std::vector<pid_t> pids_;
   std::vector<bool> reaped_;
-  std::vector<int> ends_;  ///< as waitpid() has it
+  std::vector<int> ends_;           ///< as waitpid() has it
+  std::optional<CoreDelay> delay_;  ///< since the first wait()
 };
 
 /// Lets the kernel kill this process after `delay`, by a timer: at any instruction, and without another process that would have
