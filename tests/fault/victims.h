@@ -37,7 +37,7 @@ struct Board {
     std::int64_t began_ns = 0;               ///< steady clock, when the rank began to join
     std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
     std::int64_t returned_ns = 0;            ///< steady clock, when the tested wait returned; set by the body
-    std::int64_t waited_ns = 0;              ///< for a core, until then: the thread that waited longest
+    std::int64_t waited_ns = 0;              ///< for a core, since it joined or, if it did not, began: its longest thread
     std::array<char, 1024> text{};
   };
   std::array<Rank, kMostVictims> ranks;
