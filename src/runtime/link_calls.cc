@@ -239,7 +239,7 @@ bool LinkCalls::advance_send(LinkState& state) {
   }
   taken_by_link(state, index, tile);
   if (Recorder::on() && group_.topology.link_class(group_.rank, state.peer) == LinkClass::network) [[unlikely]] {
-    trace_.add(*operation, state.peer, Stage::wire, tile, Clock::now());
+    trace_.add(*operation, state.peer, Stage::wire, tile, Time::clock::now());
   }
   return true;
 }

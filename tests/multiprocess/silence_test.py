@@ -44,9 +44,10 @@ class TestSilence:
     def check_that_node0_is_named(self, *command, lost_rank="rank 0", by=(1, 2), last_answer_s=1, detected_s=DETECTED_S):
         """`lost_rank`: the rank of node0; `by`: nodes that must report it. `last_answer_s`: how long before the cut node0 may have answered last."""
         output = self.lines_after_cut(*command)
+        failure = rf"peer_failed: (rank 0 aborted the startup: )?\D*{lost_rank}\b"
         for node in by:
             named = [(seconds, line) for seconds, line in output
-                     if f"[node{node} rank {node}]" in line and re.search(rf"peer_failed: \D*{lost_rank}\b", line)]
+                     if f"[node{node} rank {node}]" in line and re.search(failure, line)]
             assert named, output
             print(f"node{node} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
             assert named[0][0] < detected_s, output
