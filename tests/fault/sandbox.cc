@@ -18,6 +18,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <vector>
 
@@ -49,17 +50,23 @@ std::string bring_loopback_up() {
 std::string cover_folders() {
   const auto wrong = [](const char* what) { return fmt::format("{}: {}", what, std::strerror(errno)); };
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return wrong("private mounts");
-  const int outside = ::open("/tmp", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  std::map<std::string, int> outside;  // descriptors of the covered folders
   for (const char* folder : {"/tmp", "/var/tmp", "/dev/shm"}) {
     struct stat found {};
     if (::lstat(folder, &found) != 0 || !S_ISDIR(found.st_mode)) continue;
+    outside[folder] = ::open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (::mount("tmpfs", folder, "tmpfs", 0, "mode=1777") != 0) return wrong(folder);
   }
-  if (::mkdir(kBelow, 0755) != 0 || ::mkdir(kOutside, 0755) != 0 || ::mkdir(kQueues, 0755) != 0) return wrong(kBelow);
-  if (::mount(fmt::format("/proc/self/fd/{}", outside).c_str(), kOutside, nullptr, MS_BIND, nullptr) != 0)
-    return wrong(kOutside);
+  std::error_code error;
+  for (const auto& [folder, descriptor] : outside) {
+    const std::string seen_as = kOutside + folder;
+    if (!std::filesystem::create_directories(seen_as, error)) return wrong(seen_as.c_str());
+    if (::mount(fmt::format("/proc/self/fd/{}", descriptor).c_str(), seen_as.c_str(), nullptr, MS_BIND, nullptr) != 0)
+      return wrong(seen_as.c_str());
+    ::close(descriptor);
+  }
+  if (::mkdir(kQueues, 0755) != 0) return wrong(kQueues);
   static_cast<void>(::mount("mqueue", kQueues, "mqueue", 0, nullptr));  // fails on kernels without message queues
-  ::close(outside);
   return {};
 }
 
@@ -210,7 +217,7 @@ bool Sandbox::enter() const {
   return in;
 }
 
-std::string Sandbox::from_inside(const std::string& folder) { return kOutside + folder.substr(std::strlen("/tmp")); }
+std::string Sandbox::from_inside(const std::string& folder) { return kOutside + folder; }
 
 std::string Sandbox::contents() const {
   return text_of_child(

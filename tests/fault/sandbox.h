@@ -20,7 +20,7 @@ class Sandbox {
   [[nodiscard]] const std::string& unavailable() const { return unavailable_; }
   /// Moves the calling process, which must have one thread, and its later children into the sandbox. False on failure.
   [[nodiscard]] bool enter() const;
-  /// The path inside of the sandbox of a folder in the host's /tmp.
+  /// The path inside of the sandbox of a folder in the host's /tmp, /var/tmp or /dev/shm.
   [[nodiscard]] static std::string from_inside(const std::string& folder);
   /// Everything in the sandbox, one item a line: processes, sockets with their names, files, segments. What only the kernel
   /// still keeps, such as a closed connection, is left out.

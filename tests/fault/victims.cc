@@ -22,6 +22,7 @@
 #include <fmt/format.h>
 #include <shoal/store.h>
 
+#include "tests/folders.h"
 #include "tests/multiprocess/ranks.h"
 
 namespace shoal::testing {
@@ -129,8 +130,7 @@ bool may_rename_host() {
 
 Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body,
                  const Surroundings& surroundings) {
-  char pattern[] = "/tmp/shoal-test-XXXXXX";
-  folder_ = ::mkdtemp(pattern);
+  folder_ = make_folder();
   void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
   board_ = new (memory) Board();

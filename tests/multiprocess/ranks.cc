@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "tests/folders.h"
 #include "transports/ofi/ofi.h"
 #include "transports/ucx/ucx.h"
 
@@ -47,8 +48,7 @@ bool wait_until(pid_t pid, Clock::time_point deadline) {
 }  // namespace
 
 std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double seconds) {
-  char pattern[] = "/tmp/shoal-test-XXXXXX";
-  const std::string directory = ::mkdtemp(pattern);
+  const std::string directory = testing::make_folder();
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(size));
   std::vector<int> pipes;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
