@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -14,6 +15,7 @@ namespace {
 using Life = RankView::Life;
 
 constexpr std::size_t kNamedRanks = 8;
+constexpr std::size_t kNamedCalls = 4;
 
 bool has_failed(const RankView& rank) {
   return std::ranges::any_of(rank.communicators, [](const auto& each) { return each.cause.has_value(); });
@@ -54,23 +56,33 @@ std::vector<Waiter> waiters(const JobView& job, double wait_limit_s) {
   return all;
 }
 
-/// "; ranks 0 and 1 have waited for it for 20 s in call 12 (...)"; empty if no rank waits for `rank`.
+/// "; ranks 0 and 1 have waited for it for 20 s in call 12 (...); rank 2 has waited for it for 15 s in call 13 (...)": the
+/// calls with the longest waits first; empty if no rank waits for `rank`.
 std::string who_waits_for(const std::vector<Waiter>& all, int rank) {
-  std::set<int> ranks;
-  const CommunicatorView* longest = nullptr;
+  struct Call {
+    const CommunicatorView* communicator;  ///< of the rank that has waited longest in it
+    std::set<int> ranks;
+  };
+  std::vector<Call> calls;
   for (const auto& [waiter, communicator] : all) {
     const auto& wait = *communicator->wait;
     const auto means = [&, c = communicator](int each) { return job_rank(*c, each) == rank; };
     if (!std::ranges::any_of(wait.absent, means) && !std::ranges::any_of(wait.slow, means)) continue;
-    ranks.insert(waiter->rank);
-    if (longest == nullptr) longest = communicator;
+    const auto same = std::ranges::find_if(calls, [&, c = communicator](const Call& call) {
+      const auto& longer = *call.communicator->wait;
+      return !wait.is_message && !longer.is_message && call.communicator->name == c->name && longer.sequence == wait.sequence;
+    });
+    (same == calls.end() ? calls.emplace_back(Call{communicator, {}}) : *same).ranks.insert(waiter->rank);
   }
-  if (longest == nullptr) return {};
-  const auto& wait = *longest->wait;
-  return fmt::format(
-      "; {} {} waited for it for {:.1f} s{}", words_for_ranks({ranks.begin(), ranks.end()}), ranks.size() == 1 ? "has" : "have",
-      wait.seconds,
-      wait.is_message ? fmt::format(" in a {}", longest->message) : " in " + words_for_call(*longest, wait.sequence));
+  std::string text;
+  for (const auto& [communicator, ranks] : std::span(calls).first(std::min(calls.size(), kNamedCalls))) {
+    const auto& wait = *communicator->wait;
+    text += fmt::format("; {} {} waited for it for {:.1f} s in {}", words_for_ranks({ranks.begin(), ranks.end()}),
+                        ranks.size() == 1 ? "has" : "have", wait.seconds,
+                        wait.is_message ? "a " + communicator->message : words_for_call(*communicator, wait.sequence));
+  }
+  if (calls.size() > kNamedCalls) text += fmt::format("; so have ranks in {} more calls", calls.size() - kNamedCalls);
+  return text;
 }
 
 Diagnosis the_dead(const JobView& job, const std::vector<Waiter>& all) {

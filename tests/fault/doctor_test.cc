@@ -144,7 +144,8 @@ TEST_P(Doctor, NamesStoppedRankAndItsGroupsCall) {
         std::string diagnosis = await_diagnosis(directory, [&](const JobView& job, const std::string& words) {
           const RankView* odd = job.find(kOdd);
           if (odd != nullptr && odd->life == RankView::Life::stopped) stopped = odd->pid;
-          return stopped != 0 && mentions(words, "all_reduce float32 x 2000 sum", words_for_ranks({2, 1}));
+          // The calls of both ranks that wait.
+          return stopped != 0 && mentions(words, "all_reduce float32 x 2000 sum", words_for_ranks({2, 1}), "barrier");
         });
         ::kill(stopped, SIGCONT);
         return diagnosis;
