@@ -184,6 +184,15 @@ std::vector<Strand> strands_of(const RanksByNode& nodes, const Deal& deal) {
   return strands;
 }
 
+/// `shares`, which are in lane 0 and count chunks from 0, in `lane` and from `first` on.
+Shares moved(Shares shares, std::uint32_t lane, std::uint32_t first) {
+  for (Shard& shard : shares.values()) {
+    shard.lane = lane;
+    shard.first += first;
+  }
+  return shares;
+}
+
 Program compose_all_reduce(const RanksByNode& nodes, const Collective& collective, int rank, const Stage& inside,
                            const Stage& outside, std::string name) {
   const Stage& between = nodes.nodes() > 1 ? outside : inside;
@@ -204,7 +213,7 @@ Program compose_all_reduce(const RanksByNode& nodes, const Collective& collectiv
   const auto between_nodes = [&](std::uint32_t g, auto move) {
     for (const Strand& strand : strands) {
       const Shard whole = deal.shard(g, strand.index, 0, deal.chunks);
-      move(program, strand.members, between.shares(deal.nodes, whole.lane, whole.first));
+      move(program, strand.members, moved(shares, whole.lane, whole.first));
     }
   };
   const auto gather = [&](std::uint32_t g) {

@@ -17,9 +17,25 @@ namespace {
 
 /// A shard and the player that acts for its owner.
 struct Held {
-  std::size_t player = 0;
+  std::uint32_t player = 0;
   Shard shard;
 };
+
+/// Sorts by chunk. Shards of one chunk each that fill a run, the usual ones, go straight to their places.
+void sort_by_chunk(std::vector<Held>& held) {
+  if (held.empty()) return;
+  const auto chunk_of = [](const Held& h) { return h.shard.first; };
+  const std::uint32_t lowest = std::ranges::min(held, {}, chunk_of).shard.first;
+  const bool fill_a_run =
+      std::ranges::all_of(held, [&](const Held& h) { return h.shard.count == 1 && h.shard.first - lowest < held.size(); });
+  if (!fill_a_run) {
+    std::ranges::sort(held, {}, chunk_of);
+    return;
+  }
+  std::vector<Held> sorted(held.size());
+  for (const Held& h : held) sorted[h.shard.first - lowest] = h;
+  held = std::move(sorted);
+}
 
 /// The shards of all members except `but`, in the order of their chunks.
 std::vector<Held> all_held(const Shares& shares, const Players& players, std::size_t but) {
@@ -27,9 +43,10 @@ std::vector<Held> all_held(const Shares& shares, const Players& players, std::si
   held.reserve(shares.values().size());
   for (std::size_t member = 0; member < shares.size(); ++member) {
     if (member == but) continue;
-    for (const Shard& shard : shares[member]) held.push_back({players.player(member), shard});
+    const auto player = static_cast<std::uint32_t>(players.player(member));
+    for (const Shard& shard : shares[member]) held.push_back({player, shard});
   }
-  std::ranges::sort(held, {}, [](const Held& h) { return h.shard.first; });
+  sort_by_chunk(held);
   return held;
 }
 
@@ -53,10 +70,14 @@ std::vector<Exchange> exchanges_of(const ProgramBuilder& program, const Shares& 
   std::vector<Held> held = all_held(shares, players, shares.size());
   std::vector<Exchange> exchanges;
   for (std::size_t distance = 1; distance < players.count(); distance *= 2) {
-    const auto stays = [&](const Held& h) { return ((h.player ^ player) & distance) == 0; };
     Exchange exchange{player ^ distance, {}, {}};
-    for (const Held& h : held) append(stays(h) ? exchange.mine : exchange.theirs, h.shard, program.joins_shares());
-    std::erase_if(held, [&](const Held& h) { return !stays(h); });
+    std::size_t kept = 0;
+    for (const Held& h : held) {
+      const bool stays = ((h.player ^ player) & distance) == 0;
+      append(stays ? exchange.mine : exchange.theirs, h.shard, program.joins_shares());
+      if (stays) held[kept++] = h;
+    }
+    held.resize(kept);
     exchanges.push_back(std::move(exchange));
   }
   return exchanges;
@@ -116,11 +137,13 @@ Shares halving_shares(std::size_t members, std::uint32_t lane, std::uint32_t fir
   const Players players(members);
   Shares shares;
   shares.reserve(members, players.count());
+  std::size_t chunk = 0;  // of the next player: counts up from the highest bit
   for (std::size_t i = 0; i < members; ++i) {
     if (!players.is_idle(i)) {
-      std::size_t chunk = 0;
-      for (std::size_t bit = 1; bit < players.count(); bit *= 2) chunk = 2 * chunk + ((players.player(i) & bit) != 0 ? 1 : 0);
       shares.add({lane, first + static_cast<std::uint32_t>(chunk), 1});
+      std::size_t bit = players.count() / 2;
+      for (; (chunk & bit) != 0; bit /= 2) chunk ^= bit;
+      chunk |= bit;
     }
     shares.end_row();
   }

@@ -26,6 +26,7 @@ class Rows {
   }
   /// The values of all rows, in order.
   [[nodiscard]] std::span<const Value> values() const noexcept { return values_; }
+  [[nodiscard]] std::span<Value> values() noexcept { return values_; }
 
  private:
   std::vector<Value> values_;

@@ -201,48 +201,57 @@ std::optional<double> Prediction::tokens_us(const CallCosts& costs) {
   return us;
 }
 
-/// The estimate over the nodes rated so far, which grows with each node.
-struct Prediction::Rating {
-  Rating(const CostModel& model, Prediction& prediction)
-      : costs(model),
-        added_us(prediction.added_us(model)),
-        hidden_us(hidden_hops_us(prediction.algorithm_, model.topology(), prediction.collective_)) {}
+/// The estimate at one kind of costs, which grows with each rank and node.
+class Prediction::Rating {
+ public:
+  Rating(const CostModel& costs, Prediction& prediction)
+      : costs_(costs),
+        added_us_(prediction.added_us(costs)),
+        hidden_us_(hidden_hops_us(prediction.algorithm_, costs.topology(), prediction.collective_)) {}
 
-  const CostModel& costs;
-  double added_us;
-  double hidden_us;
-  double most_us = 0;
-
-  void add(std::span<const SizedProgram* const> node) {
-    Demand demand;
-    for (const SizedProgram* rank : node) demand.add_rank(demand_of(*rank, costs));
-    most_us = std::max(most_us, node_us(node, demand, costs));
+  void add_rank(const SizedProgram& rank) {
+    node_.push_back(&rank);
+    demand_.add_rank(demand_of(rank, costs_));
   }
-  [[nodiscard]] double us() const { return added_us + (most_us + hidden_us); }
+  /// Of the ranks of the current node so far.
+  [[nodiscard]] double busy_us() const { return demand_.busy_us(); }
+  void end_node() {
+    most_us_ = std::max(most_us_, node_us(node_, demand_, costs_));
+    node_.clear();
+    demand_ = {};
+  }
+  /// Of the nodes so far.
+  [[nodiscard]] double us() const { return added_us_ + (most_us_ + hidden_us_); }
+
+ private:
+  const CostModel& costs_;
+  double added_us_;
+  double hidden_us_;
+  double most_us_ = 0;
+  std::vector<const SizedProgram*> node_;
+  Demand demand_;
 };
 
 std::optional<double> Prediction::estimate_up_to(double limit_us, const CallCosts& costs) {
   Rating steady(costs.steady(), *this);
-  std::optional<Rating> burst;
+  std::optional<Rating> burst;  // until the tokens of a node show that the call is none
   if (may_burst(costs)) burst.emplace(costs.bursts()->model, *this);
   double tokens_us = 0;
   for (const std::span<const int> node : sample_) {
-    Demand least;  // of the ranks so far, at the lower costs
     Demand tokens;
     for (const int rank : node) {
       const SizedProgram& sized = program(rank);
+      steady.add_rank(sized);
       if (burst) {
+        burst->add_rank(sized);
         tokens.add_rank(demand_of(sized, costs.bursts()->tokens));
         tokens_us = std::max(tokens_us, tokens.busy_us());
         if (tokens_us > costs.bursts()->most_us) burst.reset();
       }
-      least.add_rank(demand_of(sized, burst ? costs.least() : costs.steady()));
-      if (least.busy_us() > limit_us) return {};
+      if (std::min(steady.busy_us(), burst ? burst->busy_us() : steady.busy_us()) > limit_us) return {};
     }
-    const std::vector<const SizedProgram*> programs = programs_of(node);
-    steady.add(programs);
-    if (burst) burst->add(programs);
-    // Until all nodes are rated, the call may still turn out to be no burst.
+    steady.end_node();
+    if (burst) burst->end_node();
     if (std::min(steady.us(), burst ? std::max(tokens_us, burst->us()) : steady.us()) > limit_us) return {};
   }
   const double us = burst ? std::max(tokens_us, burst->us()) : steady.us();

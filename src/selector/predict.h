@@ -66,7 +66,7 @@ class Prediction {
   void forget_programs() { programs_.clear(); }
 
  private:
-  struct Rating;
+  class Rating;
 
   [[nodiscard]] const SizedProgram& program(int rank);
   [[nodiscard]] std::vector<const SizedProgram*> programs_of(std::span<const int> node);

@@ -72,10 +72,16 @@ class Predictions {
       : collective_(collective), nodes_(topology), costs_(topology) {}
 
   [[nodiscard]] const CallCosts& costs() const noexcept { return costs_; }
-  /// For the time of a call.
   [[nodiscard]] Prediction& of(const Algorithm& algorithm) { return of(algorithm, true); }
-  /// For the busy time of a rank, which depends on how shares differ.
-  [[nodiscard]] Prediction& of_shares(const Algorithm& algorithm) { return of(algorithm, collective_.counts.empty()); }
+  /// The busy time of a rank depends on how shares differ.
+  [[nodiscard]] double busy_us(const Algorithm& algorithm) {
+    return of(algorithm, collective_.counts.empty()).busy_us(costs_.steady());
+  }
+  [[nodiscard]] double work_us(const Algorithm& algorithm) {
+    const auto known = work_us_.find(&algorithm);
+    if (known != work_us_.end()) return known->second;
+    return work_us_[&algorithm] = of(algorithm, collective_.counts.empty()).work_us(costs_);
+  }
 
  private:
   [[nodiscard]] Prediction& of(const Algorithm& algorithm, bool equal_shares) {
@@ -86,6 +92,7 @@ class Predictions {
   RanksByNode nodes_;
   CallCosts costs_;
   std::map<std::pair<const Algorithm*, bool>, Prediction> predictions_;
+  std::map<const Algorithm*, double> work_us_;
 };
 
 // If data flows one way, from a root or to one, ranks run ahead, and consecutive calls follow each other at the rate of the
@@ -95,8 +102,7 @@ constexpr int kCallsInARow = 3;
 /// The deciding time: that of one call or, if consecutive calls overlap, that of several.
 double rated_us(const Candidate& candidate, Predictions& predictions, const Topology& topology, const Collective& collective) {
   if (!has_root(collective.kind) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
-  return candidate.time_us() +
-         (kCallsInARow - 1) * predictions.of_shares(*candidate.algorithm).busy_us(predictions.costs().steady());
+  return candidate.time_us() + (kCallsInARow - 1) * predictions.busy_us(*candidate.algorithm);
 }
 
 /// How far behind the fastest an algorithm can be and still be chosen.
@@ -177,8 +183,8 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
 bool is_better(const Candidate& a, const Candidate& b, Predictions& predictions, const Topology& topology,
                const Collective& collective) {
   if (has_root(collective.kind) || sends_count(topology, collective)) {
-    const double of_a = predictions.of_shares(*a.algorithm).work_us(predictions.costs());
-    const double of_b = predictions.of_shares(*b.algorithm).work_us(predictions.costs());
+    const double of_a = predictions.work_us(*a.algorithm);
+    const double of_b = predictions.work_us(*b.algorithm);
     if (of_a != of_b) return of_a < of_b;
   }
   return a.algorithm < b.algorithm;
