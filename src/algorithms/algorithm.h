@@ -10,6 +10,7 @@
 #include <shoal/status.h>
 
 #include "src/schedule/program.h"
+#include "src/topology/ranks_by_node.h"
 
 namespace shoal {
 
@@ -19,8 +20,9 @@ struct Algorithm {
   std::string_view summary;  ///< one line for `shoal explain`, with the source (paper) it comes from
   /// ok, or why this algorithm cannot serve the collective on this topology.
   Status (*supports)(const Topology& topology, const Collective& collective);
-  /// The Program of `rank`. Precondition: supports() is ok, 0 <= rank < topology.ranks().
-  Program (*build)(const Topology& topology, const Collective& collective, int rank);
+  /// The Program of `rank`, in time that grows with its length and the number of ranks: a choice builds dozens. Precondition:
+  /// supports() is ok, 0 <= rank < nodes.ranks().
+  Program (*build)(const RanksByNode& nodes, const Collective& collective, int rank);
   /// Hops of an all_reduce that the Program of a single rank does not show, because the tile that it waits for comes from far
   /// down a tree. Predictions that read only a few Programs add these hops. Null: none.
   int (*hidden_hops)(const Topology& topology) = nullptr;
@@ -42,7 +44,13 @@ Result<const Algorithm*> find_algorithm(std::string_view name);
 Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
                                 const std::vector<std::vector<std::size_t>>& counts_of_rank = {});
 
-/// Builds the Program of one rank after checking supports() and rank.
+/// ok if every algorithm whose supports() is ok can serve the call; else what is wrong with its arguments.
+Status check_call(const Topology& topology, const Collective& collective);
+
+/// supports(), with the name of the algorithm in the message. Precondition: check_call() is ok.
+Status check_support(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
+/// Builds the Program of one rank after both checks and one of the rank.
 Result<Program> build_program(const Algorithm& algorithm, const Topology& topology, const Collective& collective, int rank);
 
 }  // namespace shoal

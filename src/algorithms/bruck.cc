@@ -24,8 +24,8 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_to_all});
 }
 
-Program build(const Topology& topology, const Collective&, int rank) {
-  const auto ranks = static_cast<std::uint32_t>(topology.ranks());
+Program build(const RanksByNode& nodes, const Collective&, int rank) {
+  const auto ranks = static_cast<std::uint32_t>(nodes.ranks());
   const auto me = static_cast<std::uint32_t>(rank);
   Program program;
   program.rank = rank;

@@ -7,12 +7,12 @@
 
 namespace shoal {
 
-ProgramBuilder::ProgramBuilder(const Topology& topology, const Collective& collective, int rank, std::uint32_t message_chunks,
+ProgramBuilder::ProgramBuilder(int ranks, const Collective& collective, int rank, std::uint32_t message_chunks,
                                std::uint32_t lanes)
     : reduces_(reduces(collective.kind)),
       joins_shares_(collective.counts.empty() || collective.kind == CollectiveKind::all_gather),
-      input_(chunks_in(collective, Buffer::input, topology.ranks(), rank, message_chunks)),
-      output_(chunks_in(collective, Buffer::output, topology.ranks(), rank, message_chunks)),
+      input_(chunks_in(collective, Buffer::input, ranks, rank, message_chunks)),
+      output_(chunks_in(collective, Buffer::output, ranks, rank, message_chunks)),
       place_(message_chunks, Place::nowhere),
       last_folds_(reduces_ ? message_chunks : 0, kNone) {
   program_.rank = rank;

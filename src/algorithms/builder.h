@@ -23,8 +23,7 @@ struct Shard {
 /// same whether all ranks or one rank keeps the result.
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Topology& topology, const Collective& collective, int rank, std::uint32_t message_chunks,
-                 std::uint32_t lanes);
+  ProgramBuilder(int ranks, const Collective& collective, int rank, std::uint32_t message_chunks, std::uint32_t lanes);
 
   [[nodiscard]] int rank() const noexcept { return program_.rank; }
   /// Whether chunks of several ranks may travel as one message: not if they may lie in scratch and differ in size.

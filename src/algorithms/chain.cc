@@ -19,21 +19,18 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::broadcast, CollectiveKind::reduce});
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
   // Node by node from the root, so that each node's wire is crossed once.
-  const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
-  std::vector<int> members;
-  for (const auto& ranks : nodes) members.insert(members.end(), ranks.begin(), ranks.end());
-
+  const std::vector<int> members = ranks_from(nodes, collective.root);
   if (collective.kind == CollectiveKind::reduce) {
     const auto chunks =
         static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / kChunkBytes, 1, kMaxChunks));
-    ProgramBuilder program(topology, collective, rank, chunks, 1);
+    ProgramBuilder program(nodes.ranks(), collective, rank, chunks, 1);
     chain_reduce(program, members, {0, 0, chunks});
     if (members.size() == 1) program.copy_to_output({0, 0, chunks});
     return std::move(program).finish("chain");
   }
-  ProgramBuilder program(topology, collective, rank, 1, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
   chain_broadcast(program, members, {0, 0, 1});
   return std::move(program).finish("chain");
 }

@@ -70,9 +70,9 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  const auto ranks = static_cast<std::uint32_t>(topology.ranks());
-  ProgramBuilder program(topology, collective, rank, ranks, 1);
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
+  const auto ranks = static_cast<std::uint32_t>(nodes.ranks());
+  ProgramBuilder program(nodes.ranks(), collective, rank, ranks, 1);
   const Shares shares = one_chunk_each(ranks, 0, 0);
   if (collective.kind != CollectiveKind::all_reduce) {
     // In rank order, so that the shares of consecutive members are adjacent.
@@ -87,7 +87,7 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   } else {
     // The long skips carry most bytes. Dealt like this, they stay inside the nodes if all nodes have the same number of
     // ranks.
-    const std::vector<int> members = ranks_dealt(topology);
+    const std::vector<int> members = ranks_dealt(nodes);
     circulant_reduce_scatter(program, members, shares);
     circulant_all_gather(program, members, shares);
     if (ranks == 1) program.copy_to_output({0, 0, 1});

@@ -25,17 +25,17 @@ Status supports(const Topology&, const Collective& collective) {
                                        CollectiveKind::scatter, CollectiveKind::all_to_all});
 }
 
-std::uint32_t lane_count(const Topology& topology, const Collective& collective) {
+std::uint32_t lane_count(const RanksByNode& nodes, const Collective& collective) {
   // Over a network one lane is best: it already fills the wire, and further messages only add cost.
-  if (topology.nodes() > 1 || topology.ranks() == 1) return 1;
-  const std::size_t lane_bytes = kLaneShardBytes * static_cast<std::size_t>(topology.ranks());
+  if (nodes.nodes() > 1 || nodes.ranks() == 1) return 1;
+  const std::size_t lane_bytes = kLaneShardBytes * static_cast<std::size_t>(nodes.ranks());
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / lane_bytes, 1, kMaxLanes));
 }
 
-Program build_all_reduce(const Topology& topology, const Collective& collective, int rank, const std::vector<int>& members) {
+Program build_all_reduce(const RanksByNode& nodes, const Collective& collective, int rank, const std::vector<int>& members) {
   const auto ranks = static_cast<std::uint32_t>(members.size());
-  const std::uint32_t lanes = lane_count(topology, collective);
-  ProgramBuilder program(topology, collective, rank, lanes * ranks, lanes);
+  const std::uint32_t lanes = lane_count(nodes, collective);
+  ProgramBuilder program(nodes.ranks(), collective, rank, lanes * ranks, lanes);
   program.fold_across_links();
   for (std::uint32_t lane = 0; lane < lanes; ++lane) {
     direct_reduce_scatter(program, members, one_chunk_each(ranks, lane, lane * ranks));
@@ -47,11 +47,11 @@ Program build_all_reduce(const Topology& topology, const Collective& collective,
 }
 
 /// Broadcast and reduce: every rank except the root owns a part.
-Program build_rooted(const Topology& topology, const Collective& collective, int rank) {
-  const std::vector<int> others = ranks_but(topology, collective.root);
+Program build_rooted(const RanksByNode& nodes, const Collective& collective, int rank) {
+  const std::vector<int> others = ranks_but(nodes.ranks(), collective.root);
   const auto parts = static_cast<std::uint32_t>(std::max<std::size_t>(others.size(), 1));
   const Shares shares = one_chunk_each(others.size(), 0, 0);
-  ProgramBuilder program(topology, collective, rank, parts, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, parts, 1);
   const bool reduce = collective.kind == CollectiveKind::reduce;
   if (reduce) {
     program.fold_across_links();
@@ -68,12 +68,12 @@ Program build_rooted(const Topology& topology, const Collective& collective, int
 }
 
 /// A message that is dealt in shares: every share goes from the rank that has it to the rank that owns it.
-Program build_shares(const Topology& topology, const Collective& collective, int rank, const std::vector<int>& members) {
+Program build_shares(const RanksByNode& nodes, const Collective& collective, int rank, const std::vector<int>& members) {
   const auto ranks = static_cast<std::uint32_t>(members.size());
   const Shares shares = one_chunk_each(ranks, 0, 0);
   const Shard own{0, static_cast<std::uint32_t>(rank), 1};
   const bool is_root = rank == collective.root;
-  ProgramBuilder program(topology, collective, rank, ranks, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, ranks, 1);
   switch (collective.kind) {
     case CollectiveKind::all_gather:
       direct_all_gather(program, members, shares);
@@ -92,7 +92,7 @@ Program build_shares(const Topology& topology, const Collective& collective, int
       direct_all_to_all(program, members, shares);
       break;
   }
-  for (const int other : ranks_but(topology, rank)) {
+  for (const int other : ranks_but(nodes.ranks(), rank)) {
     if (!is_root || !has_root(collective.kind)) break;
     const Shard theirs{0, static_cast<std::uint32_t>(other), 1};
     collective.kind == CollectiveKind::gather ? program.recv(other, theirs) : program.send(other, theirs);
@@ -101,14 +101,14 @@ Program build_shares(const Topology& topology, const Collective& collective, int
   return std::move(program).finish("direct");
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
   if (collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce) {
-    return build_rooted(topology, collective, rank);
+    return build_rooted(nodes, collective, rank);
   }
-  std::vector<int> members(topology.node_of_rank.size());
+  std::vector<int> members(nodes.in_order().size());
   std::iota(members.begin(), members.end(), 0);
-  if (collective.kind == CollectiveKind::all_reduce) return build_all_reduce(topology, collective, rank, members);
-  return build_shares(topology, collective, rank, members);
+  if (collective.kind == CollectiveKind::all_reduce) return build_all_reduce(nodes, collective, rank, members);
+  return build_shares(nodes, collective, rank, members);
 }
 
 }  // namespace

@@ -14,10 +14,9 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::barrier});
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  const std::vector<int> members = ranks_node_by_node(topology);
-  ProgramBuilder program(topology, collective, rank, 1, 1);
-  dissemination_barrier(program, members, {0, 0, 1});
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
+  ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
+  dissemination_barrier(program, nodes.in_order(), {0, 0, 1});
   return std::move(program).finish("dissemination");
 }
 

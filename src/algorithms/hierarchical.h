@@ -13,7 +13,7 @@ using ShareMove = void (*)(ProgramBuilder& program, std::span<const int> members
 
 /// The Program of `rank` for a reduce_scatter: `inside` on every node, then `between` the nodes; for an all_gather the
 /// reverse order. On a single node only `inside` runs.
-Program compose_shares(const Topology& topology, const Collective& collective, int rank, ShareMove inside, ShareMove between,
+Program compose_shares(const RanksByNode& nodes, const Collective& collective, int rank, ShareMove inside, ShareMove between,
                        std::string name);
 
 }  // namespace shoal

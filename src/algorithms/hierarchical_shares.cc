@@ -13,60 +13,56 @@
 namespace shoal {
 namespace {
 
-/// The shares of a strand by node, or the shares of all strands that each rank of a node holds.
-class Strands {
- public:
-  explicit Strands(const Topology& topology) : nodes_(ranks_of_nodes(topology)) {
-    for (const auto& ranks : nodes_) count_ = std::max(count_, ranks.size());
-  }
+/// The ranks that hold strand `s`, one on each node.
+std::vector<int> holders(const RanksByNode& nodes, std::size_t s) {
+  std::vector<int> members(nodes.nodes());
+  for (std::size_t n = 0; n < members.size(); ++n) members[n] = nodes[n][s % nodes[n].size()];
+  return members;
+}
 
-  [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  [[nodiscard]] const std::vector<std::vector<int>>& nodes() const noexcept { return nodes_; }
+/// Adds the share of `node` of strand `s` to the open row, if the node has one.
+void add_share(Shares& shares, const RanksByNode& nodes, std::size_t node, std::size_t s) {
+  if (s < nodes[node].size()) shares.add({0, static_cast<std::uint32_t>(nodes[node][s]), 1});
+}
 
-  /// The ranks that hold strand `s`, one on each node.
-  [[nodiscard]] std::vector<int> holders(std::size_t s) const {
-    std::vector<int> members;
-    for (const auto& ranks : nodes_) members.push_back(ranks[s % ranks.size()]);
-    return members;
+/// By node: its share of strand `s`, if it has one.
+Shares by_node(const RanksByNode& nodes, std::size_t s) {
+  Shares shares;
+  shares.reserve(nodes.nodes(), nodes.nodes());
+  for (std::size_t n = 0; n < nodes.nodes(); ++n) {
+    add_share(shares, nodes, n, s);
+    shares.end_row();
   }
-  /// By node: its share of strand `s`, if it has one.
-  [[nodiscard]] Shares by_node(std::size_t s) const {
-    Shares shares(nodes_.size());
-    for (std::size_t n = 0; n < nodes_.size(); ++n) {
-      if (s < nodes_[n].size()) shares[n].push_back({0, static_cast<std::uint32_t>(nodes_[n][s]), 1});
+  return shares;
+}
+
+/// By rank of node `node`: the shares of all strands that it holds.
+Shares by_holder(const RanksByNode& nodes, std::size_t node) {
+  const std::size_t local_ranks = nodes[node].size();
+  Shares shares;
+  shares.reserve(local_ranks, static_cast<std::size_t>(nodes.ranks()));
+  for (std::size_t local = 0; local < local_ranks; ++local) {
+    for (std::size_t s = local; s < nodes.largest(); s += local_ranks) {
+      for (std::size_t n = 0; n < nodes.nodes(); ++n) add_share(shares, nodes, n, s);
     }
-    return shares;
+    shares.end_row();
   }
-  /// By rank of node `node`: the shares of all strands that it holds.
-  [[nodiscard]] Shares by_holder(std::size_t node) const {
-    Shares shares(nodes_[node].size());
-    for (std::size_t s = 0; s < count_; ++s) {
-      for (const auto& part : by_node(s)) {
-        auto& held = shares[s % shares.size()];
-        held.insert(held.end(), part.begin(), part.end());
-      }
-    }
-    return shares;
-  }
-
- private:
-  std::vector<std::vector<int>> nodes_;
-  std::size_t count_ = 0;
-};
+  return shares;
+}
 
 }  // namespace
 
-Program compose_shares(const Topology& topology, const Collective& collective, int rank, ShareMove inside, ShareMove between,
+Program compose_shares(const RanksByNode& nodes, const Collective& collective, int rank, ShareMove inside, ShareMove between,
                        std::string name) {
-  const Strands strands(topology);
-  const auto node = static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)]);
-  const std::vector<int>& mine = strands.nodes()[node];
+  const std::size_t node = nodes.node_of(rank);
+  const std::span<const int> mine = nodes[node];
+  const auto local = static_cast<std::size_t>(std::ranges::find(mine, rank) - mine.begin());
   const Shard own{0, static_cast<std::uint32_t>(rank), 1};
-  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(topology.ranks()), 1);
-  const auto in_node = [&] { inside(program, mine, strands.by_holder(node)); };
+  ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(nodes.ranks()), 1);
+  const auto in_node = [&] { inside(program, mine, by_holder(nodes, node)); };
   const auto between_nodes = [&] {
-    for (std::size_t s = 0; strands.nodes().size() > 1 && s < strands.count(); ++s) {
-      between(program, strands.holders(s), strands.by_node(s));
+    for (std::size_t s = local; nodes.nodes() > 1 && s < nodes.largest(); s += mine.size()) {
+      between(program, holders(nodes, s), by_node(nodes, s));
     }
   };
   if (collective.kind == CollectiveKind::reduce_scatter) {

@@ -15,13 +15,13 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_reduce});
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  std::vector<int> members(topology.node_of_rank.size());
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
+  std::vector<int> members(nodes.in_order().size());
   std::iota(members.begin(), members.end(), 0);
-  ProgramBuilder program(topology, collective, rank, 1, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
   program.fold_across_links();
   one_shot_all_reduce(program, members, {0, 0, 1});
-  if (topology.ranks() == 1) program.copy_to_output({0, 0, 1});
+  if (nodes.ranks() == 1) program.copy_to_output({0, 0, 1});
   return std::move(program).finish("one_shot");
 }
 

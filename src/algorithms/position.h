@@ -22,10 +22,13 @@ class Position {
   /// In a binomial tree: how many positions the subtree of this member spans, counted from itself; equal to the distance to
   /// its parent. It is the lowest set bit of the position; the children are at the distances of all smaller powers of two.
   [[nodiscard]] std::size_t reach() const noexcept { return index_ == 0 ? std::bit_ceil(size_) : index_ & (~index_ + 1); }
-  [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return (index_ + distance) % size_; }
-  [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return (index_ + size_ - distance % size_) % size_; }
+  /// Precondition: distance <= number of members. Without a division, which would be most of the cost of a step.
+  [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return wrapped(index_ + distance); }
+  [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return wrapped(index_ + size_ - distance); }
 
  private:
+  [[nodiscard]] std::size_t wrapped(std::size_t index) const noexcept { return index < size_ ? index : index - size_; }
+
   std::size_t size_;
   std::size_t index_;
 };
@@ -53,15 +56,17 @@ class Players {
   std::size_t pairs_;
 };
 
-/// Appends `shards` to `run`. If `join`, a shard that continues the last one in the same lane is merged with it.
-inline void append(std::vector<Shard>& run, const std::vector<Shard>& shards, bool join) {
-  for (const Shard& shard : shards) {
-    if (join && !run.empty() && run.back().lane == shard.lane && run.back().first + run.back().count == shard.first) {
-      run.back().count += shard.count;
-    } else {
-      run.push_back(shard);
-    }
+/// Appends `shard` to `run`. If `join`, a shard that continues the last one in the same lane is merged with it.
+inline void append(std::vector<Shard>& run, const Shard& shard, bool join) {
+  if (join && !run.empty() && run.back().lane == shard.lane && run.back().first + run.back().count == shard.first) {
+    run.back().count += shard.count;
+  } else {
+    run.push_back(shard);
   }
+}
+
+inline void append(std::vector<Shard>& run, std::span<const Shard> shards, bool join) {
+  for (const Shard& shard : shards) append(run, shard, join);
 }
 
 }  // namespace shoal

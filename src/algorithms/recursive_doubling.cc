@@ -15,20 +15,20 @@ Status supports(const Topology& topology, const Collective& collective) {
 }
 
 /// Neighbours exchange first, and the shares that two ranks hold together always form one run.
-Program build_all_gather(const Topology& topology, const Collective& collective, int rank) {
-  const std::vector<int> members = ranks_with_bits_reversed(topology.ranks());
-  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
+Program build_all_gather(const RanksByNode& nodes, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_with_bits_reversed(nodes.ranks());
+  ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(members.size()), 1);
   program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
   doubling_all_gather(program, members, own_chunks(members));
   return std::move(program).finish("recursive_doubling");
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  if (collective.kind == CollectiveKind::all_gather) return build_all_gather(topology, collective, rank);
-  ProgramBuilder program(topology, collective, rank, 1, 1);
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
+  if (collective.kind == CollectiveKind::all_gather) return build_all_gather(nodes, collective, rank);
+  ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
   // Node by node: the first exchanges, at distance 1, 2, ..., stay inside a node where node sizes allow it.
-  recursive_doubling_all_reduce(program, ranks_node_by_node(topology), {0, 0, 1});
-  if (topology.ranks() == 1) program.copy_to_output({0, 0, 1});
+  recursive_doubling_all_reduce(program, nodes.in_order(), {0, 0, 1});
+  if (nodes.ranks() == 1) program.copy_to_output({0, 0, 1});
   return std::move(program).finish("recursive_doubling");
 }
 

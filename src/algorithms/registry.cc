@@ -26,8 +26,9 @@ Status check_counts(const Collective& collective, int ranks) {
   return {};
 }
 
-/// The checks that all algorithms rely on.
-Status check(const Topology& topology, const Collective& collective) {
+}  // namespace
+
+Status check_call(const Topology& topology, const Collective& collective) {
   const int ranks = topology.ranks();
   if (ranks < 1) return invalid("a collective needs at least one rank");
   int nodes = 0;
@@ -51,11 +52,17 @@ Status check(const Topology& topology, const Collective& collective) {
   return {};
 }
 
-Status check(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  if (Status status = check(topology, collective); !status.ok()) return status;
+Status check_support(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   const Status status = algorithm.supports(topology, collective);
   if (status.ok()) return status;
   return {status.code(), "algorithm '" + std::string(algorithm.name) + "' " + status.message()};
+}
+
+namespace {
+
+Status check(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  if (Status status = check_call(topology, collective); !status.ok()) return status;
+  return check_support(algorithm, topology, collective);
 }
 
 }  // namespace
@@ -114,15 +121,17 @@ Result<const Algorithm*> find_algorithm(std::string_view name) {
 Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
                                 const std::vector<std::vector<std::size_t>>& counts_of_rank) {
   Schedule schedule{topology, collective, {}, counts_of_rank};
+  // If all ranks make the same call, only the first check can fail.
+  if (Status status = check(algorithm, topology, topology.ranks() > 0 ? schedule.collective_of(0) : collective); !status.ok())
+    return status;
+  const RanksByNode nodes(topology);
   schedule.programs.reserve(topology.node_of_rank.size());
   for (int rank = 0; rank < topology.ranks(); ++rank) {
-    // If all ranks make the same call, only the first check can fail.
-    if (rank == 0 || !counts_of_rank.empty()) {
+    if (rank > 0 && !counts_of_rank.empty()) {
       if (Status status = check(algorithm, topology, schedule.collective_of(rank)); !status.ok()) return status;
     }
-    schedule.programs.push_back(algorithm.build(topology, schedule.collective_of(rank), rank));
+    schedule.programs.push_back(algorithm.build(nodes, schedule.collective_of(rank), rank));
   }
-  if (topology.ranks() < 1) return check(algorithm, topology, collective);
   return schedule;
 }
 

@@ -12,10 +12,10 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  const std::vector<int> members = ranks_node_by_node(topology);
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
+  const std::span<const int> members = nodes.in_order();
   const auto ranks = static_cast<std::uint32_t>(members.size());
-  ProgramBuilder program(topology, collective, rank, ranks, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, ranks, 1);
   if (collective.kind != CollectiveKind::all_reduce) {
     const bool gathers = collective.kind == CollectiveKind::all_gather;
     (gathers ? ring_all_gather : ring_reduce_scatter)(program, members, own_chunks(members));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "src/algorithms/position.h"
 
@@ -180,52 +181,58 @@ void dissemination_barrier(ProgramBuilder& program, std::span<const int> members
   }
 }
 
-std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology) {
-  std::vector<std::vector<int>> nodes(static_cast<std::size_t>(topology.nodes()));
-  for (int rank = 0; rank < topology.ranks(); ++rank) {
-    nodes[static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)])].push_back(rank);
-  }
-  return nodes;
+std::vector<int> ranks_of_node_from(const RanksByNode& nodes, std::size_t node, int root) {
+  std::vector<int> ranks(nodes[node].begin(), nodes[node].end());
+  if (node == nodes.node_of(root)) std::iter_swap(ranks.begin(), std::ranges::find(ranks, root));
+  return ranks;
 }
 
-std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root) {
-  std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
-  std::rotate(nodes.begin(), nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)], nodes.end());
-  std::ranges::iter_swap(nodes.front().begin(), std::ranges::find(nodes.front(), root));
-  return nodes;
+std::vector<int> leaders_from(const RanksByNode& nodes, int root) {
+  const std::size_t first = nodes.node_of(root);
+  std::vector<int> leaders{root};
+  leaders.reserve(nodes.nodes());
+  for (std::size_t node = first + 1; node < nodes.nodes(); ++node) leaders.push_back(nodes[node].front());
+  for (std::size_t node = 0; node < first; ++node) leaders.push_back(nodes[node].front());
+  return leaders;
 }
 
-std::vector<int> ranks_in_turn_from(const Topology& topology, int root) {
-  std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
-  std::rotate(nodes.begin(), nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)], nodes.end());
-  std::rotate(nodes.front().begin(), std::ranges::find(nodes.front(), root), nodes.front().end());
-  std::vector<int> order;
-  for (const auto& ranks : nodes) order.insert(order.end(), ranks.begin(), ranks.end());
+namespace {
+
+/// All ranks, node by node from `node`.
+std::vector<int> ranks_from_node(const RanksByNode& nodes, std::size_t node) {
+  std::vector<int> order(nodes.in_order().begin(), nodes.in_order().end());
+  std::rotate(order.begin(), order.begin() + (nodes[node].data() - nodes.in_order().data()), order.end());
   return order;
 }
 
-std::vector<int> ranks_but(const Topology& topology, int rank) {
-  std::vector<int> others;
-  for (int other = 0; other < topology.ranks(); ++other) {
-    if (other != rank) others.push_back(other);
-  }
+}  // namespace
+
+std::vector<int> ranks_from(const RanksByNode& nodes, int root) {
+  std::vector<int> order = ranks_from_node(nodes, nodes.node_of(root));
+  std::iter_swap(order.begin(), std::ranges::find(order, root));
+  return order;
+}
+
+std::vector<int> ranks_in_turn_from(const RanksByNode& nodes, int root) {
+  const std::size_t node = nodes.node_of(root);
+  std::vector<int> order = ranks_from_node(nodes, node);
+  std::rotate(order.begin(), std::ranges::find(order, root), order.begin() + std::ssize(nodes[node]));
+  return order;
+}
+
+std::vector<int> ranks_but(int ranks, int rank) {
+  std::vector<int> others(static_cast<std::size_t>(ranks));
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + rank);
   return others;
 }
 
-std::vector<int> ranks_node_by_node(const Topology& topology) {
+std::vector<int> ranks_dealt(const RanksByNode& nodes) {
   std::vector<int> order;
-  order.reserve(topology.node_of_rank.size());
-  for (const auto& ranks : ranks_of_nodes(topology)) order.insert(order.end(), ranks.begin(), ranks.end());
-  return order;
-}
-
-std::vector<int> ranks_dealt(const Topology& topology) {
-  const std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
-  std::vector<int> order;
-  order.reserve(topology.node_of_rank.size());
-  for (std::size_t local = 0; order.size() < topology.node_of_rank.size(); ++local) {
-    for (const auto& ranks : nodes) {
-      if (local < ranks.size()) order.push_back(ranks[local]);
+  order.reserve(nodes.in_order().size());
+  for (std::size_t local = 0; local < nodes.largest(); ++local) {
+    for (std::size_t node = 0; node < nodes.nodes(); ++node) {
+      if (local < nodes[node].size()) order.push_back(nodes[node][local]);
     }
   }
   return order;
@@ -240,14 +247,22 @@ std::vector<int> ranks_with_bits_reversed(int ranks) {
 }
 
 Shares own_chunks(std::span<const int> members) {
-  Shares shares(members.size());
-  for (std::size_t i = 0; i < members.size(); ++i) shares[i].push_back({0, static_cast<std::uint32_t>(members[i]), 1});
+  Shares shares;
+  shares.reserve(members.size(), members.size());
+  for (const int member : members) {
+    shares.add({0, static_cast<std::uint32_t>(member), 1});
+    shares.end_row();
+  }
   return shares;
 }
 
 Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first) {
-  Shares shares(members);
-  for (std::size_t i = 0; i < members; ++i) shares[i].push_back({lane, first + static_cast<std::uint32_t>(i), 1});
+  Shares shares;
+  shares.reserve(members, members);
+  for (std::size_t i = 0; i < members; ++i) {
+    shares.add({lane, first + static_cast<std::uint32_t>(i), 1});
+    shares.end_row();
+  }
   return shares;
 }
 

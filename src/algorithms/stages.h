@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "src/algorithms/builder.h"
+#include "src/base/rows.h"
+#include "src/topology/ranks_by_node.h"
 
 namespace shoal {
 
 /// shares[i] = the shards that members[i] owns.
-using Shares = std::vector<std::vector<Shard>>;
+using Shares = Rows<Shard>;
 
 /// Every owner gets its shards reduced over all members, in one hop: n - 1 messages out, n - 1 in, folded in one pass.
 /// Source: Thangakrishnan et al., "Herring", SC20 (balanced fusion buffers); Rabenseifner 2004 calls it the pairwise
@@ -98,26 +100,25 @@ void chain_reduce(ProgramBuilder& program, std::span<const int> members, const S
 /// for barrier synchronization", IJPP 1988.
 void dissemination_barrier(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
-/// The ranks of every node, ascending; index = node.
-std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology);
+/// The ranks of `node`. On the node of `root`, `root` and the lowest rank have changed places: `root` is the first.
+std::vector<int> ranks_of_node_from(const RanksByNode& nodes, std::size_t node, int root);
 
-/// As ranks_of_nodes, but starts with the node of `root` (the next nodes follow, cyclically), and `root` is the first of its
-/// ranks.
-std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root);
+/// The first rank of every node, as ranks_of_node_from() has it. Starts with `root`; the next nodes follow, cyclically.
+std::vector<int> leaders_from(const RanksByNode& nodes, int root);
+
+/// All ranks, node by node from the node of `root`, those of each node as ranks_of_node_from() has them.
+std::vector<int> ranks_from(const RanksByNode& nodes, int root);
 
 /// All ranks, node by node from the node of `root`. Ranks ascend inside a node; on the node of `root` they start with `root`
 /// and wrap around.
-std::vector<int> ranks_in_turn_from(const Topology& topology, int root);
+std::vector<int> ranks_in_turn_from(const RanksByNode& nodes, int root);
 
-/// All ranks except `rank`, ascending.
-std::vector<int> ranks_but(const Topology& topology, int rank);
-
-/// All ranks, node by node: neighbours in this order share a node if possible.
-std::vector<int> ranks_node_by_node(const Topology& topology);
+/// The ranks 0 .. ranks - 1 except `rank`, ascending.
+std::vector<int> ranks_but(int ranks, int rank);
 
 /// All ranks, dealt from the nodes in turn: the first of each, the second of each, and so on. If nodes are equal, members at
 /// a distance that is a multiple of the number of nodes share a node.
-std::vector<int> ranks_dealt(const Topology& topology);
+std::vector<int> ranks_dealt(const RanksByNode& nodes);
 
 /// The ranks 0 .. ranks - 1, a power of two of them, each at the position of its bit-reversed number: when players at a
 /// distance exchange halves, each half is one run of ranks.

@@ -22,10 +22,10 @@ Status supports(const Topology&, const Collective& collective) {
                                        CollectiveKind::gather, CollectiveKind::scatter});
 }
 
-Program build_shares(const Topology& topology, const Collective& collective, int rank) {
-  const std::vector<int> members = ranks_in_turn_from(topology, collective.root);
+Program build_shares(const RanksByNode& nodes, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_in_turn_from(nodes, collective.root);
   const Shard own{0, static_cast<std::uint32_t>(rank), 1};
-  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(members.size()), 1);
   if (collective.kind == CollectiveKind::gather) {
     binomial_gather(program, members, own_chunks(members));
     if (rank == collective.root) program.copy_to_output(own);
@@ -36,28 +36,27 @@ Program build_shares(const Topology& topology, const Collective& collective, int
   return std::move(program).finish("tree");
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
+Program build(const RanksByNode& nodes, const Collective& collective, int rank) {
   if (collective.kind == CollectiveKind::all_reduce) {
     const auto parts =
         static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / 2 / kPartBytes, 1, kMaxParts));
-    ProgramBuilder program(topology, collective, rank, 2 * parts, 1);
-    two_tree_all_reduce(program, ranks_node_by_node(topology), {0, 0, 2 * parts});
-    if (topology.ranks() == 1) program.copy_to_output({0, 0, 2 * parts});
+    ProgramBuilder program(nodes.ranks(), collective, rank, 2 * parts, 1);
+    two_tree_all_reduce(program, nodes.in_order(), {0, 0, 2 * parts});
+    if (nodes.ranks() == 1) program.copy_to_output({0, 0, 2 * parts});
     return std::move(program).finish("tree");
   }
-  if (deals_in_shares(collective.kind)) return build_shares(topology, collective, rank);
-  const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
-  std::vector<int> leaders;
-  for (const auto& ranks : nodes) leaders.push_back(ranks.front());
+  if (deals_in_shares(collective.kind)) return build_shares(nodes, collective, rank);
+  const std::vector<int> leaders = leaders_from(nodes, collective.root);
+  const std::vector<int> node = ranks_of_node_from(nodes, nodes.node_of(rank), collective.root);
 
-  ProgramBuilder program(topology, collective, rank, 1, 1);
+  ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
   if (collective.kind == CollectiveKind::reduce) {
-    for (const auto& ranks : nodes) binomial_reduce(program, ranks, {0, 0, 1});
+    binomial_reduce(program, node, {0, 0, 1});
     binomial_reduce(program, leaders, {0, 0, 1});
-    if (topology.ranks() == 1) program.copy_to_output({0, 0, 1});
+    if (nodes.ranks() == 1) program.copy_to_output({0, 0, 1});
   } else {
     binomial_broadcast(program, leaders, {0, 0, 1});
-    for (const auto& ranks : nodes) binomial_broadcast(program, ranks, {0, 0, 1});
+    binomial_broadcast(program, node, {0, 0, 1});
   }
   return std::move(program).finish("tree");
 }

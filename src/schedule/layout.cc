@@ -89,24 +89,32 @@ ChunkLayout::ChunkLayout(const Collective& collective, int ranks, int rank, std:
       cut = *std::ranges::max_element(collective.counts);
     }
   }
+  chunk_elements_ = elements_ / chunks_;
+  spare_elements_ = elements_ % chunks_;
   largest_chunk_bytes_ = (cut / pieces + (cut % pieces != 0 ? 1 : 0)) * element_bytes_;
 }
 
 ByteRange ChunkLayout::bytes(const Slice& slice) const noexcept {
-  if (slice.buffer == Buffer::scratch) {
-    const std::uint64_t first = slice.holds;
-    return {slice.first_chunk * largest_chunk_bytes_,
-            boundary(Buffer::input, first + slice.chunk_count) - boundary(Buffer::input, first)};
-  }
+  const std::size_t size = size_bytes(slice);
+  if (slice.buffer == Buffer::scratch) return {slice.first_chunk * largest_chunk_bytes_, size};
   const std::uint64_t shift = first_chunk_[static_cast<std::size_t>(slice.buffer)];
-  const std::uint64_t first = shift + slice.first_chunk;
-  const std::size_t begin = boundary(slice.buffer, first);
-  return {begin - boundary(slice.buffer, shift), boundary(slice.buffer, first + slice.chunk_count) - begin};
+  return {boundary(slice.buffer, shift + slice.first_chunk) - boundary(slice.buffer, shift), size};
+}
+
+std::size_t ChunkLayout::size_bytes(const Slice& slice) const noexcept {
+  const bool in_scratch = slice.buffer == Buffer::scratch;
+  const Buffer like = in_scratch ? Buffer::input : slice.buffer;
+  const std::uint64_t first =
+      in_scratch ? slice.holds : std::uint64_t{first_chunk_[static_cast<std::size_t>(like)]} + slice.first_chunk;
+  return boundary(like, first + slice.chunk_count) - boundary(like, first);
 }
 
 std::size_t ChunkLayout::boundary(Buffer buffer, std::uint64_t chunk) const noexcept {
   const auto& starts = share_starts_[static_cast<std::size_t>(buffer)];
-  if (starts.empty()) return elements_before(chunk, elements_, chunks_) * element_bytes_;
+  if (starts.empty()) {
+    const std::size_t spare = spare_elements_ == 0 ? 0 : chunk * spare_elements_ / chunks_;
+    return (chunk * chunk_elements_ + spare) * element_bytes_;
+  }
   const std::uint64_t share = chunk / chunks_per_share_;
   const std::uint64_t rest = chunk % chunks_per_share_;
   if (rest == 0) return starts[share] * element_bytes_;

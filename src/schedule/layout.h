@@ -43,6 +43,8 @@ class ChunkLayout {
 
   /// Bytes of `slice` within its buffer.
   [[nodiscard]] ByteRange bytes(const Slice& slice) const noexcept;
+  /// Its size alone.
+  [[nodiscard]] std::size_t size_bytes(const Slice& slice) const noexcept;
   /// Size of one scratch chunk: the largest message chunk.
   [[nodiscard]] std::size_t scratch_chunk_bytes() const noexcept { return largest_chunk_bytes_; }
 
@@ -53,6 +55,8 @@ class ChunkLayout {
   std::size_t elements_;
   std::size_t element_bytes_;
   std::uint32_t chunks_;
+  std::size_t chunk_elements_ = 0;  // of every chunk, rounded down: a division for each step would cost most of a prediction
+  std::size_t spare_elements_ = 0;  // beyond these
   std::uint32_t chunks_per_share_ = 1;
   std::array<std::uint32_t, 2> first_chunk_;              // of input and output
   std::array<std::vector<std::size_t>, 2> share_starts_;  // in elements, of input and output; empty where shares are equal

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
-#include <optional>
+#include <limits>
 #include <set>
-
-#include "src/algorithms/stages.h"
-#include "src/schedule/layout.h"
-#include "src/simulate/simulator.h"
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -19,126 +15,13 @@ constexpr std::size_t kMaxRootedSteps = 32 * kMaxSimulatedSteps;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
 // A simulation shows a rank at most half a percent less busy than the estimate does (SelectorPruning.LowerBoundsHold).
 constexpr double kSimulatedMayBeLess = 0.95;
+// Bytes that a token bucket was observed to let pass at once (probe.cc).
+constexpr double kBurstBytes = 64 << 10;
 
-/// The time that one rank's Program needs its core, which also moves data through shared memory, and the network ports of its
-/// node.
-struct Demand {
-  double core_us = 0;
-  double out_us = 0;
-  double in_us = 0;
-};
-
-/// The estimate for the ranks of one node, from their Programs.
-class NodeEstimate {
- public:
-  NodeEstimate(const Topology& topology, const CostModel& costs, const Collective& collective,
-               const std::vector<Program>& programs)
-      : topology_(topology), costs_(costs), collective_(collective), programs_(programs) {}
-
-  [[nodiscard]] double busy_us() const {
-    const Demand demand = together();
-    return std::max({demand.core_us, demand.out_us, demand.in_us});
-  }
-
-  [[nodiscard]] double total_us() const {
-    const Demand most = together();
-    const bool wire_bound = std::max(most.out_us, most.in_us) > most.core_us;
-    // A chain of hops that visits all ranks, as in a ring, takes their average time. A rank that only waits for the result,
-    // for example one beyond a power of two, hardly counts.
-    double chains_us = 0;
-    double receives = 0;
-    for (const Program& program : programs_) {
-      const auto count = static_cast<double>(std::ranges::count_if(
-          program.steps, [](const Step& step) { return step.op == StepOp::recv || step.op == StepOp::recv_reduce; }));
-      chains_us += count * chain_us(program, wire_bound);
-      receives += count;
-    }
-    return chains_us / std::max(receives, 1.0) + busy_us();
-  }
-
- private:
-  /// The ranks of a node share its wire; each has its own core.
-  [[nodiscard]] Demand together() const {
-    Demand most;
-    for (const Program& program : programs_) {
-      const Demand demand = demand_of(program);
-      most.core_us = std::max(most.core_us, demand.core_us);
-      most.out_us += demand.out_us;
-      most.in_us += demand.in_us;
-    }
-    return most;
-  }
-
-  [[nodiscard]] std::size_t bytes_of(const ChunkLayout& layout, const Step& step) const {
-    return layout.bytes(step.op == StepOp::send ? step.source : step.target).size_bytes;
-  }
-
-  [[nodiscard]] Demand demand_of(const Program& program) const {
-    const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
-    std::set<int> senders;
-    for (const Step& step : program.steps) {
-      const bool receives = step.op == StepOp::recv || step.op == StepOp::recv_reduce;
-      if (receives && topology_.link_class(program.rank, step.peer) == LinkClass::network) senders.insert(step.peer);
-    }
-    const int flows = static_cast<int>(senders.size());
-    Demand demand;
-    for (const Step& step : program.steps) {
-      const std::size_t bytes = bytes_of(layout, step);
-      if (step.op == StepOp::copy) demand.core_us += costs_.copy_us(program.rank, bytes);
-      if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
-      // The rank's own operand, which the first receive of a fold reads.
-      if (step.op == StepOp::recv_reduce && step.source.buffer != step.target.buffer)
-        demand.core_us += costs_.copy_us(program.rank, bytes);
-      if (step.peer < 0) continue;
-      const double moved_us = costs_.port_us(program.rank, step.peer, bytes, flows);
-      if (topology_.link_class(program.rank, step.peer) != LinkClass::network) {
-        demand.core_us += moved_us;
-      } else {
-        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us;
-      }
-    }
-    return demand;
-  }
-
-  /// Latency along the longest chain of hops, plus the time of one tile on each hop that does not use the busiest resource,
-  /// wire or core (busy_us() counts the time on that resource in full).
-  [[nodiscard]] double chain_us(const Program& program, bool wire_bound) const {
-    const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
-    // When the first tile of each chunk's value is available: of the output, then of scratch.
-    std::vector<double> value_us(std::size_t{program.message_chunks} + program.scratch_chunks, 0);
-    const auto place = [&](const Slice& slice) {
-      return value_us.begin() + slice.first_chunk + (slice.buffer == Buffer::scratch ? program.message_chunks : 0);
-    };
-    std::vector<double> sent_us(program.lanes, 0);  // when the latest send of a lane starts
-    double longest_us = 0;
-    for (const Step& step : program.steps) {
-      double& sent = sent_us[step.lane];
-      const bool made_here = step.op != StepOp::recv && step.source.buffer != Buffer::input;
-      const double source_us = made_here ? *place(step.source) : 0;
-      if (step.op == StepOp::send) sent = std::max(sent, source_us);
-      if (step.op == StepOp::copy) std::fill_n(place(step.target), step.target.chunk_count, source_us);
-      if (step.op == StepOp::send || step.peer < 0) continue;
-      double hop_us = costs_.flight_us(program.rank, step.peer);
-      if ((topology_.link_class(program.rank, step.peer) == LinkClass::network) != wire_bound) {
-        hop_us += costs_.port_us(program.rank, step.peer, costs_.tile(bytes_of(layout, step)));
-      }
-      for (std::uint32_t k = 0; k < step.target.chunk_count; ++k) {
-        double& value = place(step.target)[k];
-        value = std::max(value, sent + hop_us);
-        longest_us = std::max(longest_us, value);
-      }
-    }
-    return longest_us;
-  }
-
-  const Topology& topology_;
-  const CostModel& costs_;
-  const Collective& collective_;
-  const std::vector<Program>& programs_;
-};
+constexpr auto kWire = static_cast<std::size_t>(LinkClass::network);
 
 /// The time of the hops that no Program shows, each for a tile of half of the message.
-double hidden_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+double hidden_hops_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   if (algorithm.hidden_hops == nullptr || collective.kind != CollectiveKind::all_reduce) return 0;
   const LinkCost& cost =
       topology.cost[static_cast<std::size_t>(topology.nodes() > 1 ? LinkClass::network : LinkClass::shared_memory)];
@@ -146,60 +29,45 @@ double hidden_us(const Algorithm& algorithm, const Topology& topology, const Col
   return algorithm.hidden_hops(topology) * (cost.latency_us + bytes * cost.us_per_byte);
 }
 
-/// The Programs of a sample of nodes whose ranks represent all.
-class Sample {
- public:
-  Sample(const Algorithm& algorithm, const Topology& topology, const Collective& collective) : collective_(collective) {
-    auto nodes = ranks_of_nodes(topology);
-    // Without a shared wire, a few ranks represent all.
-    if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
-    const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-    const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
-    // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
-    const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
-    std::set<std::ptrdiff_t> chosen{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
-    if (has_root(collective.kind)) chosen.insert(topology.node_of_rank[static_cast<std::size_t>(collective.root)]);
-    for (const std::ptrdiff_t node : chosen) {
-      std::vector<Program>& programs = nodes_.emplace_back();
-      for (const int rank : nodes[static_cast<std::size_t>(node)])
-        programs.push_back(algorithm.build(topology, collective, rank));
-    }
+/// Some nodes whose ranks represent all, the smallest first.
+std::vector<std::span<const int>> sample_of(const RanksByNode& nodes, const Collective& collective) {
+  // Without a shared wire, a few ranks represent all.
+  if (nodes.nodes() == 1) return {nodes[0].first(std::min(nodes[0].size(), kMaxRanksOfOneNode))};
+  std::size_t smallest = 0;
+  std::size_t largest = 0;
+  for (std::size_t node = 0; node < nodes.nodes(); ++node) {
+    if (nodes[node].size() < nodes[smallest].size()) smallest = node;
+    if (nodes[node].size() >= nodes[largest].size()) largest = node;
   }
+  // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
+  std::set<std::size_t> others{largest, 1, nodes.nodes() / 2};
+  if (has_root(collective.kind)) others.insert(nodes.node_of(collective.root));
+  others.erase(smallest);
+  std::vector<std::span<const int>> sample{nodes[smallest]};
+  for (const std::size_t node : others) sample.push_back(nodes[node]);
+  return sample;
+}
 
-  /// `topology`: that of the Programs, with any costs.
-  [[nodiscard]] double most_us(const Topology& topology, double (NodeEstimate::*of_node)() const) const {
-    const CostModel costs(topology);
-    double most_us = 0;
-    for (const std::vector<Program>& programs : nodes_)
-      most_us = std::max(most_us, (NodeEstimate(topology, costs, collective_, programs).*of_node)());
-    return most_us;
-  }
-
- private:
-  Collective collective_;
-  std::vector<std::vector<Program>> nodes_;
-};
-
-/// Cost for rank 0 of pure acknowledgement packets. A message of a single packet causes one if its receiver does not answer
-/// with a message of its own: in a ring it does not, in a pairwise exchange it does. Every larger message causes one. 4
-/// nodes, all_gather of 256 bytes: 2.6 packets a call by recursive doubling, 3.4 by circulant, of 2 messages each; 2 nodes,
+/// Pure acknowledgement packets of rank 0. A message of a single packet causes one if its receiver does not answer with a
+/// message of its own: in a ring it does not, in a pairwise exchange it does. Every larger message causes one. 4 nodes,
+/// all_gather of 256 bytes: 2.6 packets a call by recursive doubling, 3.4 by circulant, of 2 messages each; 2 nodes,
 /// all_reduce: 12.6 us for 1 KiB, 20 us for 2 KiB.
-double acknowledging_us(const Program& program, const Topology& topology, const Collective& collective) {
+int acknowledgements(const SizedProgram& rank, const RanksByNode& nodes) {
   constexpr std::size_t kPacketBytes = 1448;  // TCP's payload on Ethernet
-  const ChunkLayout layout(collective, topology.ranks(), program.rank, program.message_chunks);
-  std::map<int, int> unanswered;  // by peer: messages sent to it minus those received
+  const std::size_t node = nodes.node_of(rank.program.rank);
+  std::vector<int> unanswered(nodes.in_order().size());  // by peer: messages sent to it minus those received
   int packets = 0;
-  for (const Step& step : program.steps) {
-    if (step.peer < 0 || topology.link_class(program.rank, step.peer) != LinkClass::network) continue;
-    const bool sends = step.op == StepOp::send;
-    if (layout.bytes(sends ? step.source : step.target).size_bytes > kPacketBytes) {
+  for (std::size_t i = 0; i < rank.bytes.size(); ++i) {
+    const Step& step = rank.program.steps[i];
+    if (step.peer < 0 || nodes.node_of(step.peer) == node) continue;
+    if (rank.bytes[i] > kPacketBytes) {
       ++packets;
     } else {
-      unanswered[step.peer] += sends ? 1 : -1;
+      unanswered[static_cast<std::size_t>(step.peer)] += step.op == StepOp::send ? 1 : -1;
     }
   }
-  for (const auto& [peer, messages] : unanswered) packets += std::abs(messages);
-  return packets * topology.cost[static_cast<std::size_t>(LinkClass::network)].overhead();
+  for (const int messages : unanswered) packets += std::abs(messages);
+  return packets;
 }
 
 /// Differences between shares change the time little compared with the sum of the shares.
@@ -210,105 +78,210 @@ Collective with_equal_shares(const Collective& collective, int ranks) {
   return equal;
 }
 
-// Bytes that a token bucket was observed to let pass at once (probe.cc).
-constexpr double kBurstBytes = 64 << 10;
+Topology of_short_messages(Topology topology) {
+  topology.cost[kWire].us_per_byte = topology.cost[kWire].burst_us_per_byte;
+  return topology;
+}
 
-/// If a token bucket shapes the links between nodes: messages after a pause pass sooner, and back-to-back calls wait for the
-/// tokens of all their bytes. 4 nodes of 1 Gbit/s, 16 KiB by recursive halving: 209 us, 24 KiB a node at the rate of the
-/// bucket; with a wire of that rate 310. None if no bucket was observed, or if the call sends more than it may hold.
-struct Bursts {
-  Topology topology;     // with the costs of short messages
-  double tokens_us = 0;  // until the tokens of a call have accumulated
-};
-
-/// The predictions for one call. The Programs of the sample are built once, when a prediction needs them.
-class Prediction {
- public:
-  Prediction(const Algorithm& algorithm, const Topology& topology, const Collective& collective)
-      : algorithm_(algorithm), topology_(topology), collective_(collective) {}
-
-  [[nodiscard]] double estimate_us(const Topology& topology) {
-    return sample().most_us(topology, &NodeEstimate::total_us) + hidden_us(algorithm_, topology, collective_);
-  }
-  [[nodiscard]] double busy_us(const Topology& topology) { return sample().most_us(topology, &NodeEstimate::busy_us); }
-
-  /// Time of a call whose bytes all pass at the steady rate of its links.
-  [[nodiscard]] double steady_us(const Topology& topology) {
-    const Program first = algorithm_.build(topology, collective_, 0);
-    const std::size_t steps = first.steps.size() * topology.node_of_rank.size();
-    // A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
-    const bool symmetric = !has_root(collective_.kind) && collective_.kind != CollectiveKind::barrier;
-    // In a tree, rank 0 does not represent which rank waits for which.
-    const double more_us = symmetric ? acknowledging_us(first, topology, collective_) : 0;
-    if (steps <= (symmetric ? kMaxSimulatedSteps : kMaxRootedSteps)) {
-      const auto schedule = build_schedule(algorithm_, topology, collective_);
-      const auto simulation = schedule.ok() ? simulate(*schedule) : Result<Simulation>(schedule.status());
-      if (simulation.ok()) return more_us + simulation->total_us;
-    }
-    return more_us + estimate_us(topology);
-  }
-
-  [[nodiscard]] std::optional<Bursts> bursts() {
-    const LinkCost& wire = topology_.cost[static_cast<std::size_t>(LinkClass::network)];
-    if (wire.burst_us_per_byte < 0 || topology_.nodes() == 1) return {};
-    // Some node sends at least one rank's share: checked before the Programs are built.
-    if (static_cast<double>(collective_.input_bytes()) > kBurstBytes * topology_.ranks()) return {};
-    Bursts bursts{topology_};
-    for (LinkCost& cost : bursts.topology.cost) cost.overhead_us = 0;
-    bursts.tokens_us = busy_us(bursts.topology);
-    if (bursts.tokens_us > kBurstBytes * wire.us_per_byte) return {};
-    bursts.topology.cost = topology_.cost;
-    bursts.topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte = wire.burst_us_per_byte;
-    return bursts;
-  }
-
- private:
-  [[nodiscard]] const Sample& sample() {
-    if (!sample_) sample_.emplace(algorithm_, topology_, collective_);
-    return *sample_;
-  }
-
-  const Algorithm& algorithm_;
-  const Topology& topology_;
-  const Collective& collective_;
-  std::optional<Sample> sample_;
-};
+Topology of_free_messages(Topology topology) {
+  for (LinkCost& cost : topology.cost) cost.overhead_us = 0;
+  return topology;
+}
 
 }  // namespace
 
+CallCosts::Bursts::Bursts(const Topology& topology)
+    : short_messages(of_short_messages(topology)),
+      model(short_messages),
+      free_messages(of_free_messages(topology)),
+      tokens(free_messages),
+      most_us(kBurstBytes * topology.cost[kWire].us_per_byte) {}
+
+CallCosts::CallCosts(const Topology& topology) : topology_(topology), steady_(topology_) {
+  if (topology.cost[kWire].burst_us_per_byte >= 0 && topology.nodes() > 1) bursts_.emplace(topology);
+}
+
+const CostModel& CallCosts::least() const noexcept {
+  const LinkCost& wire = topology_.cost[kWire];
+  return bursts_ && wire.burst_us_per_byte < wire.us_per_byte ? bursts_->model : steady_;
+}
+
+Prediction::Prediction(const Algorithm& algorithm, const RanksByNode& nodes, const Collective& collective, bool equal_shares)
+    : algorithm_(algorithm),
+      nodes_(nodes),
+      collective_(equal_shares ? with_equal_shares(collective, nodes.ranks()) : collective),
+      sample_(sample_of(nodes, collective)) {}
+
+double Prediction::us(const CallCosts& costs) { return *us_up_to(std::numeric_limits<double>::infinity(), costs); }
+
+std::optional<double> Prediction::us_up_to(double limit_us, const CallCosts& costs) {
+  if (!is_simulated()) return estimate_up_to(limit_us, costs);
+  const auto tokens = tokens_us(costs);
+  const double us = tokens ? std::max(*tokens, simulated_us(costs.bursts()->model)) : simulated_us(costs.steady());
+  if (us > limit_us) return {};
+  return us;
+}
+
+double Prediction::least_us(const CallCosts& costs) {
+  const SizedProgram& first = program(sample_.front().front());
+  const bool bursts = may_burst(costs) && demand_of(first, costs.bursts()->tokens).busy_us() <= costs.bursts()->most_us;
+  return kSimulatedMayBeLess * demand_of(first, bursts ? costs.least() : costs.steady()).busy_us();
+}
+
+double Prediction::estimate_us(const CostModel& costs) {
+  double most_us = 0;
+  for (const std::span<const int> node : sample_) {
+    const std::vector<const SizedProgram*> programs = programs_of(node);
+    Demand demand;
+    for (const SizedProgram* rank : programs) demand.add_rank(demand_of(*rank, costs));
+    most_us = std::max(most_us, node_us(programs, demand, costs));
+  }
+  return most_us + hidden_hops_us(algorithm_, costs.topology(), collective_);
+}
+
+double Prediction::busy_us(const CostModel& costs) {
+  double most_us = 0;
+  for (const std::span<const int> node : sample_) {
+    Demand demand;
+    for (const int rank : node) demand.add_rank(demand_of(program(rank), costs));
+    most_us = std::max(most_us, demand.busy_us());
+  }
+  return most_us;
+}
+
+double Prediction::work_us(const CallCosts& costs) {
+  return busy_us(tokens_us(costs) ? costs.bursts()->model : costs.steady());
+}
+
+const SizedProgram& Prediction::program(int rank) {
+  const auto known = programs_.find(rank);
+  if (known != programs_.end()) return known->second;
+  return programs_.try_emplace(rank, algorithm_.build(nodes_, collective_, rank), nodes_, collective_).first->second;
+}
+
+std::vector<const SizedProgram*> Prediction::programs_of(std::span<const int> node) {
+  std::vector<const SizedProgram*> programs;
+  for (const int rank : node) programs.push_back(&program(rank));
+  return programs;
+}
+
+bool Prediction::is_symmetric() const noexcept {
+  return !has_root(collective_.kind) && collective_.kind != CollectiveKind::barrier;
+}
+
+/// Some node sends at least one rank's share: checked before Programs are built.
+bool Prediction::may_burst(const CallCosts& costs) const noexcept {
+  return costs.bursts() && static_cast<double>(collective_.input_bytes()) <= kBurstBytes * nodes_.ranks();
+}
+
+/// A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
+bool Prediction::is_simulated() {
+  const std::size_t steps = program(0).program.steps.size() * nodes_.in_order().size();
+  return steps <= (is_symmetric() ? kMaxSimulatedSteps : kMaxRootedSteps);
+}
+
+/// The time of acknowledgements. In a tree, rank 0 does not represent which rank waits for which.
+double Prediction::added_us(const CostModel& costs) {
+  if (!is_symmetric()) return 0;
+  if (!acknowledgements_) acknowledgements_ = acknowledgements(program(0), nodes_);
+  return *acknowledgements_ * costs.topology().cost[kWire].overhead();
+}
+
+double Prediction::simulated_us(const CostModel& costs) {
+  const auto schedule = build_schedule(algorithm_, costs.topology(), collective_);
+  const auto simulation = schedule.ok() ? simulate(*schedule) : Result<Simulation>(schedule.status());
+  return added_us(costs) + (simulation.ok() ? simulation->total_us : estimate_us(costs));
+}
+
+/// Until the tokens of a call have accumulated; nothing if the call does not pass as a burst.
+std::optional<double> Prediction::tokens_us(const CallCosts& costs) {
+  if (!may_burst(costs)) return {};
+  const double us = busy_us(costs.bursts()->tokens);
+  if (us > costs.bursts()->most_us) return {};
+  return us;
+}
+
+/// The estimate at one kind of costs, which grows with each rank and node.
+class Prediction::Rating {
+ public:
+  Rating(const CostModel& costs, Prediction& prediction)
+      : costs_(costs),
+        added_us_(prediction.added_us(costs)),
+        hidden_us_(hidden_hops_us(prediction.algorithm_, costs.topology(), prediction.collective_)) {}
+
+  void add_rank(const SizedProgram& rank) {
+    node_.push_back(&rank);
+    demand_.add_rank(demand_of(rank, costs_));
+  }
+  /// Of the ranks of the current node so far.
+  [[nodiscard]] double busy_us() const { return demand_.busy_us(); }
+  void end_node() {
+    most_us_ = std::max(most_us_, node_us(node_, demand_, costs_));
+    node_.clear();
+    demand_ = {};
+  }
+  /// Of the nodes so far.
+  [[nodiscard]] double us() const { return added_us_ + (most_us_ + hidden_us_); }
+
+ private:
+  const CostModel& costs_;
+  double added_us_;
+  double hidden_us_;
+  double most_us_ = 0;
+  std::vector<const SizedProgram*> node_;
+  Demand demand_;
+};
+
+std::optional<double> Prediction::estimate_up_to(double limit_us, const CallCosts& costs) {
+  Rating steady(costs.steady(), *this);
+  std::optional<Rating> burst;  // until the tokens of a node show that the call is none
+  if (may_burst(costs)) burst.emplace(costs.bursts()->model, *this);
+  double tokens_us = 0;
+  for (const std::span<const int> node : sample_) {
+    Demand tokens;
+    for (const int rank : node) {
+      const SizedProgram& sized = program(rank);
+      steady.add_rank(sized);
+      if (burst) {
+        burst->add_rank(sized);
+        tokens.add_rank(demand_of(sized, costs.bursts()->tokens));
+        tokens_us = std::max(tokens_us, tokens.busy_us());
+        if (tokens_us > costs.bursts()->most_us) burst.reset();
+      }
+      if (std::min(steady.busy_us(), burst ? burst->busy_us() : steady.busy_us()) > limit_us) return {};
+    }
+    steady.end_node();
+    if (burst) burst->end_node();
+    if (std::min(steady.us(), burst ? std::max(tokens_us, burst->us()) : steady.us()) > limit_us) return {};
+  }
+  const double us = burst ? std::max(tokens_us, burst->us()) : steady.us();
+  if (us > limit_us) return {};
+  return us;
+}
+
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  return Prediction(algorithm, topology, collective).estimate_us(topology);
+  const RanksByNode nodes(topology);
+  return Prediction(algorithm, nodes, collective, false).estimate_us(CostModel(topology));
 }
 
 double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  return Prediction(algorithm, topology, collective).busy_us(topology);
+  const RanksByNode nodes(topology);
+  return Prediction(algorithm, nodes, collective, false).busy_us(CostModel(topology));
 }
 
-double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& asked) {
-  const Collective collective = with_equal_shares(asked, topology.ranks());
-  Prediction prediction(algorithm, topology, collective);
-  const auto bursts = prediction.bursts();
-  if (!bursts) return prediction.steady_us(topology);
-  return std::max(bursts->tokens_us, prediction.steady_us(bursts->topology));
+double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  const RanksByNode nodes(topology);
+  return Prediction(algorithm, nodes, collective, true).us(CallCosts(topology));
 }
 
 double work_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  Prediction prediction(algorithm, topology, collective);
-  const auto bursts = prediction.bursts();
-  return prediction.busy_us(bursts ? bursts->topology : topology);
+  const RanksByNode nodes(topology);
+  return Prediction(algorithm, nodes, collective, false).work_us(CallCosts(topology));
 }
 
-double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& asked) {
-  const Collective collective = with_equal_shares(asked, topology.ranks());
-  Topology fast = topology;
-  LinkCost& wire = fast.cost[static_cast<std::size_t>(LinkClass::network)];
-  if (wire.burst_us_per_byte >= 0) wire.us_per_byte = std::min(wire.us_per_byte, wire.burst_us_per_byte);
-  // A rank of the smallest node, which is in every sample.
-  const auto nodes = ranks_of_nodes(topology);
-  const int rank = std::ranges::min_element(nodes, {}, [](const auto& ranks) { return ranks.size(); })->front();
-  const std::vector<Program> programs{algorithm.build(topology, collective, rank)};
-  const CostModel costs(fast);
-  return kSimulatedMayBeLess * NodeEstimate(fast, costs, collective, programs).busy_us();
+double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  const RanksByNode nodes(topology);
+  return Prediction(algorithm, nodes, collective, true).least_us(CallCosts(topology));
 }
 
 PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
@@ -318,11 +291,11 @@ PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topolog
   free_arithmetic.reduce_us_per_byte = 0;
   Topology only_latency = free_bytes;
   only_latency.reduce_us_per_byte = 0;
-  const double total_us = predict_us(algorithm, topology, collective);
-  const auto saved_us = [&](const Topology& without) {
-    return std::max(0.0, total_us - predict_us(algorithm, without, collective));
-  };
-  return {predict_us(algorithm, only_latency, collective), saved_us(free_bytes), saved_us(free_arithmetic)};
+  const RanksByNode nodes(topology);
+  Prediction prediction(algorithm, nodes, collective, true);
+  const double total_us = prediction.us(CallCosts(topology));
+  const auto saved_us = [&](const Topology& without) { return std::max(0.0, total_us - prediction.us(CallCosts(without))); };
+  return {prediction.us(CallCosts(only_latency)), saved_us(free_bytes), saved_us(free_arithmetic)};
 }
 
 }  // namespace shoal

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <set>
 #include <span>
 #include <utility>
@@ -64,42 +65,77 @@ ModelCorrection favourite(const Topology& topology, const Collective& collective
   return {"one_shot", kGoesThroughWindows, "close in the model; preferred because it uses the shared-memory fast path"};
 }
 
-/// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
-Status can_serve(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  return build_program(algorithm, topology, collective, 0).status();
-}
+/// The predictions of all algorithms for one call. The Programs of an algorithm are built once for all of them.
+class Predictions {
+ public:
+  Predictions(const Topology& topology, const Collective& collective)
+      : collective_(collective), nodes_(topology), costs_(topology) {}
+
+  [[nodiscard]] const CallCosts& costs() const noexcept { return costs_; }
+  [[nodiscard]] Prediction& of(const Algorithm& algorithm) { return of(algorithm, true); }
+  /// The busy time of a rank depends on how shares differ.
+  [[nodiscard]] double busy_us(const Algorithm& algorithm) {
+    return of(algorithm, collective_.counts.empty()).busy_us(costs_.steady());
+  }
+  [[nodiscard]] double work_us(const Algorithm& algorithm) {
+    const auto known = work_us_.find(&algorithm);
+    if (known != work_us_.end()) return known->second;
+    return work_us_[&algorithm] = of(algorithm, collective_.counts.empty()).work_us(costs_);
+  }
+
+ private:
+  [[nodiscard]] Prediction& of(const Algorithm& algorithm, bool equal_shares) {
+    return predictions_.try_emplace({&algorithm, equal_shares}, algorithm, nodes_, collective_, equal_shares).first->second;
+  }
+
+  const Collective& collective_;
+  RanksByNode nodes_;
+  CallCosts costs_;
+  std::map<std::pair<const Algorithm*, bool>, Prediction> predictions_;
+  std::map<const Algorithm*, double> work_us_;
+};
 
 // If data flows one way, from a root or to one, ranks run ahead, and consecutive calls follow each other at the rate of the
 // busiest rank. Between nodes this many calls are rated together, because gradients come in buckets.
 constexpr int kCallsInARow = 3;
 
 /// The deciding time: that of one call or, if consecutive calls overlap, that of several.
-double rated_us(const Candidate& candidate, const Topology& topology, const Collective& collective) {
+double rated_us(const Candidate& candidate, Predictions& predictions, const Topology& topology, const Collective& collective) {
   if (!has_root(collective.kind) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
-  return candidate.time_us() + (kCallsInARow - 1) * busy_us(*candidate.algorithm, topology, collective);
+  return candidate.time_us() + (kCallsInARow - 1) * predictions.busy_us(*candidate.algorithm);
 }
 
-/// Predicts the candidates that can be chosen. Removes the others: their lower bound alone is further behind the fastest than
-/// any correction makes up for.
-void predict_promising(std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
+/// How far behind the fastest an algorithm can be and still be chosen.
+double most_behind(const Topology& topology, const Collective& collective) {
+  if (topology.nodes() == 1) return kGoesThroughWindows;
+  return has_root(collective.kind) ? kGoesThroughWindows * kCallsInARow : kKeepsItsNeighbours;
+}
+
+/// Predicts the candidates that can be chosen. Removes the others: a part of their time alone is further behind the fastest
+/// than any correction makes up for. Those with the lowest bound come first, because the fastest is probably among them.
+void predict_promising(std::vector<Candidate>& candidates, Predictions& predictions, const Topology& topology,
+                       const Collective& collective) {
   const bool bounds_pay = topology.ranks() > kFewRanks;
   std::vector<std::pair<double, Candidate*>> bounds;
   for (Candidate& candidate : candidates) {
     if (!candidate.status.ok()) continue;
-    bounds.emplace_back(bounds_pay ? least_us(*candidate.algorithm, topology, collective) : 0, &candidate);
+    bounds.emplace_back(bounds_pay ? predictions.of(*candidate.algorithm).least_us(predictions.costs()) : 0, &candidate);
   }
-  std::ranges::sort(bounds, {}, [](const auto& bound) { return bound.first; });
-  const bool calls_overlap = has_root(collective.kind) && topology.nodes() > 1;
-  const double factor = kGoesThroughWindows * (calls_overlap ? kCallsInARow : 1);
+  std::ranges::stable_sort(bounds, {}, [](const auto& bound) { return bound.first; });
+  const double factor = most_behind(topology, collective);
   double fastest_us = std::numeric_limits<double>::infinity();
   std::set<const Algorithm*> hopeless;
   for (const auto& [least, candidate] : bounds) {
-    if (least > factor * fastest_us) {
+    const double limit_us = factor * fastest_us;
+    Prediction& prediction = predictions.of(*candidate->algorithm);
+    const auto us = least > limit_us ? std::nullopt : prediction.us_up_to(limit_us, predictions.costs());
+    if (us) {
+      candidate->predicted_us = *us;
+      fastest_us = std::min(fastest_us, *us);
+    } else {
       hopeless.insert(candidate->algorithm);
-      continue;
+      prediction.forget_programs();
     }
-    candidate->predicted_us = predict_us(*candidate->algorithm, topology, collective);
-    fastest_us = std::min(fastest_us, candidate->predicted_us);
   }
   std::erase_if(candidates, [&](const Candidate& candidate) { return hopeless.contains(candidate.algorithm); });
 }
@@ -107,19 +143,22 @@ void predict_promising(std::vector<Candidate>& candidates, const Topology& topol
 /// Every algorithm with its time in the table and in the model if `model_always`. Otherwise the algorithms that can be chosen:
 /// with their times in the table or, if it has none, in the model.
 std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
-                                bool model_always) {
+                                Predictions& predictions, bool model_always) {
   std::vector<Candidate> candidates;
   bool measured = false;
   for (const Algorithm& algorithm : algorithms()) {
     if (repeats_another(algorithm, topology)) continue;
-    Candidate candidate{&algorithm, can_serve(algorithm, topology, collective), {}, 0};
+    Candidate candidate{&algorithm, check_support(algorithm, topology, collective), {}, 0};
     if (candidate.status.ok() && tuned != nullptr) candidate.measured_us = measured_us(*tuned, algorithm, collective);
     measured |= candidate.measured_us.has_value();
     candidates.push_back(std::move(candidate));
   }
-  if (!model_always && !measured) predict_promising(candidates, topology, collective);
+  if (!model_always && !measured) predict_promising(candidates, predictions, topology, collective);
   for (Candidate& candidate : candidates) {
-    if (candidate.status.ok() && model_always) candidate.predicted_us = predict_us(*candidate.algorithm, topology, collective);
+    if (!candidate.status.ok() || !model_always) continue;
+    Prediction& prediction = predictions.of(*candidate.algorithm);
+    candidate.predicted_us = prediction.us(predictions.costs());
+    prediction.forget_programs();  // those of all algorithms would fill memory
   }
   // Stable: among equals the first in algorithms() stays first.
   std::ranges::stable_sort(candidates, [](const Candidate& a, const Candidate& b) {
@@ -133,17 +172,19 @@ std::vector<Candidate> rate_all(const Topology& topology, const Collective& coll
 Result<Choice> force(const Topology& topology, const Collective& collective, std::string_view name, const TunedShape* tuned) {
   const auto algorithm = find_algorithm(name);
   if (!algorithm.ok()) return algorithm.status();
-  if (Status status = can_serve(**algorithm, topology, collective); !status.ok()) return status;
+  if (Status status = check_call(topology, collective); !status.ok()) return status;
+  if (Status status = check_support(**algorithm, topology, collective); !status.ok()) return status;
   const auto measured = tuned == nullptr ? std::nullopt : measured_us(*tuned, **algorithm, collective);
   return Choice{*algorithm, measured ? *measured : predict_us(**algorithm, topology, collective), ChoiceBasis::forced};
 }
 
 /// Compares candidates that are about equal. Back-to-back calls, and ranks that share cores, wait for the busiest rank, which
 /// hardly affects a single call. Otherwise the simpler algorithm is better.
-bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
+bool is_better(const Candidate& a, const Candidate& b, Predictions& predictions, const Topology& topology,
+               const Collective& collective) {
   if (has_root(collective.kind) || sends_count(topology, collective)) {
-    const double of_a = work_us(*a.algorithm, topology, collective);
-    const double of_b = work_us(*b.algorithm, topology, collective);
+    const double of_a = predictions.work_us(*a.algorithm);
+    const double of_b = predictions.work_us(*b.algorithm);
     if (of_a != of_b) return of_a < of_b;
   }
   return a.algorithm < b.algorithm;
@@ -156,20 +197,21 @@ struct Ranking {
 
 /// The best of the candidates that are about as fast as the fastest; or the error of the first if none can serve. If some
 /// were measured, only those are compared: a prediction does not compete with a measurement.
-Result<Ranking> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
+Result<Ranking> best(const std::vector<Candidate>& candidates, Predictions& predictions, const Topology& topology,
+                     const Collective& collective) {
   const Candidate& first = candidates.front();
   if (!first.status.ok()) return first.status;
   const bool measured = first.measured_us.has_value();
   std::vector<std::pair<double, const Candidate*>> rated;
   for (const Candidate& candidate : candidates) {
     if (candidate.status.ok() && candidate.measured_us.has_value() == measured)
-      rated.emplace_back(rated_us(candidate, topology, collective), &candidate);
+      rated.emplace_back(rated_us(candidate, predictions, topology, collective), &candidate);
   }
   const auto [least_us, least] = std::ranges::min(rated, {}, [](const auto& r) { return r.first; });
   const Candidate* best = least;
   const double limit_us = least_us * (!measured && sends_count(topology, collective) ? kLessBusy : kAboutEqual);
   for (const auto& [us, candidate] : rated) {
-    if (us <= limit_us && is_better(*candidate, *best, topology, collective)) best = candidate;
+    if (us <= limit_us && is_better(*candidate, *best, predictions, topology, collective)) best = candidate;
   }
   std::string_view why = best->time_us() > first.time_us() * kLessBusy ? "consecutive calls take less time"
                                                                        : "about as fast, but less busy or simpler";
@@ -269,34 +311,37 @@ std::string_view to_string(ChoiceBasis basis) noexcept {
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
                       const TunedShape* tuned, ChoiceCosts costs) {
   if (!forced_algorithm.empty()) return force(topology, collective, forced_algorithm, tuned);
-  if (costs == ChoiceCosts::exact || !order_shows(collective)) {
-    const auto election = best(rate_all(topology, collective, tuned, false), topology, collective);
-    if (!election.ok()) return election.status();
-    return election->choice;
-  }
-  auto choice = select(by_class(topology), collective, {}, tuned, ChoiceCosts::exact);
-  if (choice.ok() && choice->basis == ChoiceBasis::model)
-    choice->predicted_us = predict_us(*choice->algorithm, topology, collective);
+  if (Status status = check_call(topology, collective); !status.ok()) return status;
+  const bool by_classes = costs == ChoiceCosts::classes && order_shows(collective);
+  const Topology rated = by_classes ? by_class(topology) : topology;
+  Predictions predictions(rated, collective);
+  const auto ranking = best(rate_all(rated, collective, tuned, predictions, false), predictions, rated, collective);
+  if (!ranking.ok()) return ranking.status();
+  Choice choice = ranking->choice;
+  if (by_classes && choice.basis == ChoiceBasis::model)
+    choice.predicted_us = predictions.of(*choice.algorithm).us(CallCosts(topology));
   return choice;
 }
 
 Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
                             const TunedShape* tuned, ChoiceCosts costs) {
-  Explanation explanation{rate_all(topology, collective, tuned, true), {}, {}};
+  if (Status status = check_call(topology, collective); !status.ok()) return status;
+  Predictions predictions(topology, collective);
+  Explanation explanation{rate_all(topology, collective, tuned, predictions, true), {}, {}};
   std::string_view why;
   if (!forced_algorithm.empty()) {
     const auto choice = force(topology, collective, forced_algorithm, tuned);
     if (!choice.ok()) return choice.status();
     explanation.choice = *choice;
   } else {
-    const auto election = best(explanation.candidates, topology, collective);
-    if (!election.ok()) return election.status();
+    const auto ranking = best(explanation.candidates, predictions, topology, collective);
+    if (!ranking.ok()) return ranking.status();
     const bool by_classes = costs == ChoiceCosts::classes && order_shows(collective);
-    const auto choice = by_classes ? select(topology, collective, {}, tuned, costs) : Result<Choice>(election->choice);
+    const auto choice = by_classes ? select(topology, collective, {}, tuned, costs) : Result<Choice>(ranking->choice);
     if (!choice.ok()) return choice.status();
     explanation.choice = *choice;
-    why = choice->algorithm == election->choice.algorithm
-              ? election->why
+    why = choice->algorithm == ranking->choice.algorithm
+              ? ranking->why
               : "chosen for all machines of this class, so that the result has the same bits in every run";
   }
   explanation.reason = reason_for(explanation.candidates, explanation.choice, why);

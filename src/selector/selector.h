@@ -47,10 +47,10 @@ Topology by_class(const Topology& topology);
 ///
 /// Pure and deterministic: every rank chooses by itself, and all choose the same if their Topologies, costs included, and
 /// tables are bitwise equal. With ChoiceCosts::classes a floating-point reduction gets the same algorithm, and its result the
-/// same bits, on all machines of one class; that costs some 1 to 10 % of the time (SelectorByClass.CostsLittle). Takes about
-/// 10 ms of a core for a hundred ranks and 200 ms for 4,096; meant to be called once for each call signature. Errors: not_found
-/// for an unknown forced algorithm (lists the known ones), unsupported if it does not serve the collective or no algorithm
-/// does, invalid_argument for an invalid collective.
+/// same bits, on all machines of one class; that costs some 1 to 10 % of the time (SelectorByClass.CostsLittle). Takes
+/// milliseconds of a core for a hundred ranks and up to 20 ms for 4,096; meant to be called once for each call signature.
+/// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported if it does not serve the collective or
+/// no algorithm does, invalid_argument for an invalid collective.
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
                       const TunedShape* tuned = nullptr, ChoiceCosts costs = ChoiceCosts::classes);
 

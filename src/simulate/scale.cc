@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "src/algorithms/stages.h"
 #include "src/schedule/layout.h"
 #include "src/simulate/simgrid_engine.h"
 
@@ -25,15 +24,17 @@ constexpr int kMaxWholeRanks = 2048;
 /// How many chunks each local rank of `node` sends to each node, relative to `node` by `symmetry`.
 using Traffic = std::map<std::pair<int, int>, std::uint64_t>;  // local rank, shift -> chunks
 
-Traffic traffic_of(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
-                   const std::vector<int>& ranks, int node, int nodes, Symmetry symmetry) {
+Traffic traffic_of(const Algorithm& algorithm, const RanksByNode& nodes, const Collective& collective, int node,
+                   Symmetry symmetry) {
+  const std::span<const int> ranks = nodes[static_cast<std::size_t>(node)];
+  const int count = static_cast<int>(nodes.nodes());
   Traffic traffic;
   for (std::size_t local = 0; local < ranks.size(); ++local) {
-    const Program program = algorithm.build(topology, collective, ranks[local]);
+    const Program program = algorithm.build(nodes, collective, ranks[local]);
     for (const Step& step : program.steps) {
       if (step.op != StepOp::send) continue;
-      const int goal = topology.node_of_rank[static_cast<std::size_t>(step.peer)];
-      const int shift = symmetry == Symmetry::rotation ? (goal - node + nodes) % nodes : goal ^ node;
+      const int goal = static_cast<int>(nodes.node_of(step.peer));
+      const int shift = symmetry == Symmetry::rotation ? (goal - node + count) % count : goal ^ node;
       traffic[{static_cast<int>(local), shift}] += std::max(step.source.chunk_count, 1U);
     }
   }
@@ -64,21 +65,20 @@ Result<TaskGraph> graph_of(const Algorithm& algorithm, const Topology& topology,
 
 Schedule schedule_of_first_node(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   Schedule schedule{topology, collective, {}};
-  for (const int rank : topology.ranks_of_node(0)) schedule.programs.push_back(algorithm.build(topology, collective, rank));
+  const RanksByNode nodes(topology);
+  for (const int rank : nodes[0]) schedule.programs.push_back(algorithm.build(nodes, collective, rank));
   return schedule;
 }
 
 Symmetry find_symmetry(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  const auto nodes = ranks_of_nodes(topology);
-  for (const auto& ranks : nodes) {
-    if (ranks.size() != nodes.front().size()) return Symmetry::none;
+  const RanksByNode nodes(topology);
+  for (std::size_t node = 0; node < nodes.nodes(); ++node) {
+    if (nodes[node].size() != nodes.largest()) return Symmetry::none;
   }
-  const int count = static_cast<int>(nodes.size());
+  const int count = static_cast<int>(nodes.nodes());
   for (const Symmetry symmetry : {Symmetry::rotation, Symmetry::reflection}) {
-    if (symmetry == Symmetry::reflection && !std::has_single_bit(nodes.size())) continue;
-    const auto traffic = [&](int node) {
-      return traffic_of(algorithm, topology, collective, nodes[static_cast<std::size_t>(node)], node, count, symmetry);
-    };
+    if (symmetry == Symmetry::reflection && !std::has_single_bit(nodes.nodes())) continue;
+    const auto traffic = [&](int node) { return traffic_of(algorithm, nodes, collective, node, symmetry); };
     const Traffic first = traffic(0);
     const std::set<int> others{1 % count, count / 2, count - 1};
     if (std::ranges::all_of(others, [&](int node) { return traffic(node) == first; })) return symmetry;

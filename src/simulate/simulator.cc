@@ -20,42 +20,6 @@ CostModel::CostModel(const Topology& topology) : topology_(topology), crowding_(
   for (double& ranks : crowding_) ranks = cores > 0 ? std::max(1.0, ranks / cores) : 1.0;
 }
 
-double CostModel::crowding(int from, int to) const {
-  // The wire does not get slower when cores are short; memory that cores copy from or to does.
-  if (topology_.link_class(from, to) == LinkClass::network) return 1;
-  return crowding_[static_cast<std::size_t>(topology_.node_of_rank[static_cast<std::size_t>(from)])];
-}
-
-double CostModel::latency_us(int from, int to) const {
-  // The receiving rank has to get a core first, over whatever link the message arrived.
-  const double waiting = crowding(to, to);
-  const double switch_us = waiting > 1 ? kSwitchUs * waiting : 0;
-  return topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us * crowding(from, to) + switch_us;
-}
-
-double CostModel::flight_us(int from, int to) const {
-  const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
-  const bool wire = topology_.link_class(from, to) == LinkClass::network;
-  return latency_us(from, to) - cost.overhead() * (wire ? 1 : crowding(from, to));
-}
-
-double CostModel::port_us(int from, int to, std::size_t bytes, int flows) const {
-  const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
-  const bool wire = topology_.link_class(from, to) == LinkClass::network;
-  const double meeting = wire ? 1 + kFlowShare * std::max(0, flows - 1) : 1;
-  // The overhead is a core's work on any link.
-  return cost.overhead() * crowding(from, from) + static_cast<double>(bytes) * cost.us_per_byte * meeting * crowding(from, to);
-}
-
-double CostModel::reduce_us(int rank, std::size_t bytes) const {
-  return static_cast<double>(bytes) * topology_.reduce_us_per_byte * crowding(rank, rank);
-}
-
-double CostModel::copy_us(int rank, std::size_t bytes) const {
-  return static_cast<double>(bytes) * topology_.cost[static_cast<std::size_t>(LinkClass::local)].us_per_byte *
-         crowding(rank, rank);
-}
-
 namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};

@@ -353,6 +353,7 @@ constexpr Path kPaths[] = {
     {"signature", signature},
     {"selector", selector<2, 4, 1 << 20>},
     {"selector_1x32", selector<1, 32, 1 << 10>},
+    {"selector_32x8", selector<32, 8, 1 << 20>},
 };
 
 #ifdef __clang__

@@ -102,6 +102,7 @@ class TestBudgets:
     def test_the_selector(self):
         self.check("selector")
         self.check("selector_1x32")
+        self.check("selector_32x8")
 
     def test_every_path_has_a_budget(self):
         paths = subprocess.run([PROGRAM, "paths"], capture_output=True, text=True, check=True).stdout.split()

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "src/algorithms/algorithm.h"
+#include "src/base/rows.h"
 #include "src/schedule/layout.h"
 #include "tests/schedule/shapes.h"
 
@@ -29,6 +34,38 @@ TEST(Topology, ComputesItsShape) {
   EXPECT_EQ(Topology().nodes(), 0);
 }
 
+std::vector<int> list(std::span<const int> ranks) { return {ranks.begin(), ranks.end()}; }
+
+TEST(RanksByNode, SortsTheRanksOfEveryNode) {
+  const RanksByNode nodes(testing::scattered({0, 1, 0, 2, 2, 0}));
+  EXPECT_EQ(nodes.ranks(), 6);
+  EXPECT_EQ(nodes.nodes(), 3U);
+  EXPECT_EQ(nodes.largest(), 3U);
+  EXPECT_EQ(nodes.node_of(4), 2U);
+  EXPECT_EQ(list(nodes[0]), (std::vector{0, 2, 5}));
+  EXPECT_EQ(list(nodes[1]), (std::vector{1}));
+  EXPECT_EQ(list(nodes[2]), (std::vector{3, 4}));
+  EXPECT_EQ(list(nodes.in_order()), (std::vector{0, 2, 5, 1, 3, 4}));
+  EXPECT_EQ(RanksByNode(Topology()).nodes(), 0U);
+}
+
+TEST(Rows, KeepsRowsApart) {
+  Rows<int> rows;
+  EXPECT_EQ(rows.size(), 0U);
+  rows.add(1);
+  rows.add(2);
+  EXPECT_EQ(rows.size(), 0U) << "the row has not ended";
+  rows.end_row();
+  rows.end_row();
+  rows.add(3);
+  rows.end_row();
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(list(rows[0]), (std::vector{1, 2}));
+  EXPECT_TRUE(rows[1].empty());
+  EXPECT_EQ(list(rows[2]), (std::vector{3}));
+  EXPECT_EQ(list(rows.values()), (std::vector{1, 2, 3}));
+}
+
 TEST(ChunkLayout, CoversEveryByteOnce) {
   for (const std::size_t count : {0UL, 1UL, 6UL, 7UL, 1009UL}) {
     for (const std::uint32_t chunks : {1U, 3U, 7U, 64U}) {
@@ -37,6 +74,7 @@ TEST(ChunkLayout, CoversEveryByteOnce) {
       for (std::uint32_t i = 0; i < chunks; ++i) {
         const ByteRange range = layout.bytes({Buffer::output, i, 1});
         EXPECT_EQ(range.offset_bytes, offset);
+        EXPECT_EQ(range.size_bytes, layout.size_bytes({Buffer::output, i, 1}));
         EXPECT_EQ(range.size_bytes % 4, 0U);
         EXPECT_LE(range.size_bytes, layout.scratch_chunk_bytes());
         EXPECT_LE(range.size_bytes / 4, count / chunks + 1);
@@ -137,6 +175,36 @@ TEST(Algorithms, HierarchicalSendsEachByteOnce) {
           << topology.shape() << " node " << node;
     }
   }
+}
+
+/// The first chunk of its strand that the first step over `link` takes; none if there is no such step.
+std::optional<std::uint32_t> first_chunk_over(LinkClass link, const Program& program, const Topology& topology,
+                                              std::uint32_t strands) {
+  for (const Step& step : program.steps) {
+    if (topology.link_class(program.rank, step.peer) == link)
+      return step.source.first_chunk % (program.message_chunks / strands);
+  }
+  return {};
+}
+
+TEST(Algorithms, NodeFirstReducesWhatTheWireFirstSends) {
+  const Collective collective{CollectiveKind::all_reduce, 100'000, DataType::float32, ReduceOp::sum, 0};
+  int later = 0;
+  for (const Topology& topology : {Topology::uniform(5, 3), Topology::uniform(8, 3), Topology::uniform(7, 3),
+                                   Topology::ragged({3, 1, 3, 2}), testing::round_robin(15, 5)}) {
+    for (const std::string wire : {"direct", "ring", "circulant", "recursive_halving", "tree", "one_shot"}) {
+      for (int rank = 0; rank < topology.ranks(); ++rank) {
+        const auto program = build_program(**find_algorithm("hierarchical(" + wire + ")"), topology, collective, rank);
+        ASSERT_TRUE(program.ok());
+        const auto inside = first_chunk_over(LinkClass::shared_memory, *program, topology, 3);
+        if (!inside) continue;
+        EXPECT_EQ(inside, first_chunk_over(LinkClass::network, *program, topology, 3))
+            << wire << " on " << topology.shape() << " rank " << rank;
+        later += static_cast<int>(*inside > 0);
+      }
+    }
+  }
+  EXPECT_GT(later, 100) << "chunk 0 is always first, so the test proves nothing";
 }
 
 TEST(Algorithms, DirectFoldsAllOperandsAtOnce) {

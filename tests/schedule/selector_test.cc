@@ -17,12 +17,15 @@
 #include "src/selector/predict.h"
 #include "src/simulate/simulator.h"
 #include "tests/mentions.h"
+#include "tests/schedule/machines.h"
 #include "tests/schedule/shapes.h"
 
 namespace shoal {
 namespace {
 
 using testing::all_reduce;
+using testing::kShapes;
+using testing::measured;
 
 using testing::Mentions;
 
@@ -245,23 +248,6 @@ TEST(Selector, PrefersRingOverPartnerSwitches) {
   EXPECT_NE(chosen(far, all_reduce(1 << 20)).find("recursive_halving"), std::string_view::npos) << "the ring is too far behind";
 }
 
-/// A machine with random costs, as start-up may measure them on a network of this rate.
-Topology measured(const std::vector<int>& shape, double gbit_s, std::mt19937& random) {
-  const auto between = [&](double low, double high) {
-    return std::exp(std::uniform_real_distribution(std::log(low), std::log(high))(random));
-  };
-  Topology topology = Topology::ragged(shape);
-  const double latency_us = between(8, 80);
-  topology.cost[static_cast<std::size_t>(LinkClass::network)] = {latency_us, 1 / (118 * gbit_s),
-                                                                 latency_us * between(0.1, 0.5)};
-  topology.cost[static_cast<std::size_t>(LinkClass::shared_memory)] = {between(0.2, 4), 1 / between(2'000, 12'000)};
-  topology.reduce_us_per_byte = 1 / between(4'000, 30'000);
-  topology.one_copy_gain = between(0.5, 2);
-  return topology;
-}
-
-const std::vector<std::vector<int>> kShapes{{4},    {8},          {1, 1},   {1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1},
-                                            {2, 2}, {4, 4, 4, 4}, {3, 1, 2}};
 constexpr std::array<std::size_t, 8> kSizes{4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20};
 
 Collective sum_of(DataType type, std::size_t bytes) {
@@ -313,55 +299,6 @@ TEST(SelectorByClass, OrderIndependentCallsUseExactCosts) {
     }
   }
   EXPECT_GT(others, 20) << "classes change no choice, so the test proves nothing";
-}
-
-constexpr std::array kAllKinds{CollectiveKind::all_reduce, CollectiveKind::reduce_scatter, CollectiveKind::all_gather,
-                               CollectiveKind::broadcast,  CollectiveKind::reduce,         CollectiveKind::gather,
-                               CollectiveKind::scatter,    CollectiveKind::all_to_all,     CollectiveKind::barrier};
-
-/// Shapes with costs, and calls: all kinds, with a few sizes.
-void for_each_call(const std::vector<std::vector<int>>& shapes, const std::vector<std::size_t>& sizes,
-                   const std::function<void(const Topology&, const Collective&)>& check) {
-  std::mt19937 random(39);
-  for (const std::vector<int>& shape : shapes) {
-    Topology topology = measured(shape, shape.size() % 2 == 0 ? 0.94 : 23.5, random);
-    LinkCost& wire = topology.cost[static_cast<std::size_t>(LinkClass::network)];
-    if (shape.size() % 4 == 0) wire.burst_us_per_byte = wire.us_per_byte / 20;
-    for (const CollectiveKind kind : kAllKinds) {
-      for (const std::size_t bytes : sizes) {
-        check(topology, {kind, kind == CollectiveKind::barrier ? 0 : bytes / 4, DataType::float32, ReduceOp::sum, 0});
-      }
-    }
-  }
-}
-
-TEST(SelectorPruning, LowerBoundsHold) {
-  std::vector<std::vector<int>> shapes = kShapes;
-  shapes.insert(shapes.end(), {{5, 2, 4}, {48}, std::vector<int>(24, 2), std::vector<int>(20, 4)});
-  int close = 0;
-  for_each_call(shapes, {64, 16 << 10, 4 << 20}, [&](const Topology& topology, const Collective& collective) {
-    for (const Algorithm& algorithm : algorithms()) {
-      if (!algorithm.supports(topology, collective).ok()) continue;
-      const double least = least_us(algorithm, topology, collective);
-      const double predicted = predict_us(algorithm, topology, collective);
-      EXPECT_LE(least, predicted * (1 + 1e-9)) << algorithm.name << " " << collective.count << " on " << topology.shape();
-      close += static_cast<int>(least > predicted / 2);
-    }
-  });
-  EXPECT_GT(close, 200) << "the bounds are so low that they exclude nothing";
-}
-
-// explain() predicts every algorithm.
-TEST(SelectorPruning, ChoosesAsIfAllWerePredicted) {
-  std::vector<std::vector<int>> shapes = kShapes;
-  shapes.insert(shapes.end(), {{5, 2, 4}, {32}, std::vector<int>(16, 2), std::vector<int>(24, 1)});
-  for_each_call(shapes, {4, 4 << 10, 1 << 20, 64 << 20}, [](const Topology& topology, const Collective& collective) {
-    const auto pruned = select(topology, collective, {}, nullptr, ChoiceCosts::exact);
-    const auto full = explain(topology, collective, {}, nullptr, ChoiceCosts::exact);
-    ASSERT_TRUE(pruned.ok() && full.ok());
-    EXPECT_EQ(pruned->algorithm, full->choice.algorithm) << collective.count << " on " << topology.shape();
-    EXPECT_EQ(pruned->predicted_us, full->choice.predicted_us);
-  });
 }
 
 // The predicted loss of time through classes of costs.
