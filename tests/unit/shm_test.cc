@@ -298,7 +298,7 @@ TEST(Shm, MessageWithLostDescriptorsIsNotJunk) {
   const Descriptor receiver(ends[1]);
   shm::Message hello = shm::make_message(shm::MessageKind::hello);
   hello.rank = 3;
-  ASSERT_TRUE(shm::send_message(sender.get(), hello, {0, 0, 0}));
+  ASSERT_TRUE(shm::send_message(sender.get(), hello, {0, 0}));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;

@@ -13,7 +13,7 @@ namespace shoal::shm {
 
 namespace {
 
-constexpr std::size_t kMaxDescriptors = 3;
+constexpr std::size_t kMaxDescriptors = 2;
 
 }  // namespace
 

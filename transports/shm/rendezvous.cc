@@ -75,32 +75,31 @@ std::size_t position_of(const std::vector<int>& ranks, int rank) {
   return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-/// Sends `message` with the descriptors of `member`.
-bool send_member(int socket, Message message, const Member& member) {
-  message.has_life = member.life.valid() ? 1 : 0;
+/// Sends `message` with the descriptors of `member`; `with_life`: its pidfd too.
+bool send_member(int socket, Message message, const Member& member, bool with_life = true) {
+  const int life = with_life ? member.life.get() : -1;
+  message.has_life = life >= 0 ? 1 : 0;
   message.has_arena = member.arena.valid() ? 1 : 0;
-  message.mark = member.mark;
-  return send_message(socket, message, {member.wake.get(), member.life.get(), member.arena.get()});
+  return send_message(socket, message, {life, member.arena.get()});
 }
 
 /// Takes the descriptors that send_member() sent; false where some are missing.
 bool take_member(Received& received, Member& member) {
   const Message& message = received.message;
-  if (received.descriptors.size() != 1U + (message.has_life != 0) + (message.has_arena != 0)) return false;
+  const std::size_t expected = (message.has_life != 0 ? 1 : 0) + (message.has_arena != 0 ? 1 : 0);
+  if (received.descriptors.size() != expected) return false;
   std::size_t next = 0;
-  member.wake = std::move(received.descriptors[next++]);
-  member.mark = message.mark;
   if (message.has_life != 0) member.life = std::move(received.descriptors[next++]);
   if (message.has_arena != 0) member.arena = std::move(received.descriptors[next]);
   return true;
 }
 
 /// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; each rank passes out
-/// three.
+/// two.
 Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
   return descriptor_error(
       "shm: " + what, EMFILE,
-      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(3 * ranks + 1) + " in addition");
+      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(2 * ranks + 1) + " in addition");
 }
 
 /// Polls one descriptor for input, at most until the deadline.
@@ -113,16 +112,19 @@ void wait_readable(int fd, Deadline deadline) {
 class Leader {
  public:
   Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
-         Member self, ConnectDeadline time_limit)
+         const RankCard& card, Member self, ConnectDeadline time_limit)
       : listener_(listener),
         secret_(secret),
         settings_(settings),
         ranks_(ranks),
+        card_(card),
         time_limit_(std::move(time_limit)),
+        processes_(ranks.size()),
         sockets_(ranks.size()),
         ready_(ranks.size(), false) {
     group_.members.resize(ranks.size());
     group_.members[0] = std::move(self);
+    processes_[0] = card_.process;
     ready_[0] = true;
   }
 
@@ -133,6 +135,9 @@ class Leader {
     if (!status.ok()) {
       broadcast(make_refusal(status));
       return status;
+    }
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (processes_[i].is_valid_for(processes_[0])) group_.members[i].life.reset();
     }
     broadcast(make_message(MessageKind::go));
     return std::move(group_);
@@ -241,6 +246,7 @@ class Leader {
         continue;
       }
       sockets_[position] = std::move(socket);
+      processes_[position] = hello.process;
       if (Status status = check_settings(hello); !status.ok()) return status;
       announce();
     }
@@ -296,6 +302,7 @@ class Leader {
     Result<Segment> segment = Segment::create(layout_of(settings_, ranks_.size()), settings_.job_id, &file);
     if (!segment.ok()) return segment.status();
     group_.segment = std::move(segment).value();
+    group_.segment.block(0).card = card_;
     for (std::size_t i = 1; i < sockets_.size(); ++i) {
       const int socket = sockets_[i].get();
       bool sent =
@@ -303,7 +310,8 @@ class Leader {
       for (std::size_t m = 0; sent && m < ranks_.size(); ++m) {
         Message message = make_message(MessageKind::member);
         message.rank = ranks_[m];
-        sent = send_patiently(socket, [&] { return send_member(socket, message, group_.members[m]); });
+        const bool foreign = !processes_[m].is_valid_for(processes_[i]);
+        sent = send_patiently(socket, [&] { return send_member(socket, message, group_.members[m], foreign); });
       }
       if (!sent) {
         sockets_[i] = Descriptor();
@@ -352,8 +360,10 @@ class Leader {
   const std::array<std::byte, 16>& secret_;
   const GroupSettings& settings_;
   const std::vector<int>& ranks_;
+  const RankCard& card_;
   ConnectDeadline time_limit_;
-  std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
+  std::vector<ProcessIdentity> processes_;  ///< by position, as the following
+  std::vector<Descriptor> sockets_;         ///< [0] stays invalid: this rank
   std::vector<bool> ready_;
   Admission<Unknown> unknown_{"shm", kMaxUnknown};
   int other_users_ = 0;  ///< of the refused connections
@@ -441,16 +451,16 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
   return LeaderAddress{bytes.substr(sizeof(head)), head.secret};
 }
 
-Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                         ConnectDeadline time_limit) {
-  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), std::move(time_limit));
+Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, const RankCard& card,
+                         Member self, ConnectDeadline time_limit) {
+  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, card, std::move(self), std::move(time_limit));
   auto group = leader.run();
   if (!group.ok()) listener.refused_ = leader.take_sockets();
   return group;
 }
 
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, ConnectDeadline time_limit) {
+                         const std::vector<int>& ranks, const RankCard& card, Member self, ConnectDeadline time_limit) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
   const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
@@ -469,6 +479,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   hello.tile_bytes = settings.ring.tile_bytes;
   hello.slots = settings.ring.slots;
   hello.window_bytes = settings.window_bytes;
+  hello.process = card.process;
   const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " closed its connection while connecting");
   if (!send_member(socket, hello, self)) return gone;
 
@@ -511,6 +522,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
           return segment.status();
         }
         group.segment = std::move(segment).value();
+        group.segment.block(position_of(ranks, rank)).card = card;
         break;
       }
       case MessageKind::member: {
