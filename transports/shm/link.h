@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "transports/shm/arena.h"
+#include "transports/shm/arena_view.h"
 #include "transports/shm/bell.h"
 #include "transports/shm/doorbells.h"
 #include "transports/shm/rendezvous.h"
@@ -40,13 +42,22 @@ struct Session {
   Group group;
   Bell bell;                      ///< of this rank
   const Arena* arena = nullptr;   ///< of this process
-  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none or it could not be mapped
+  Descriptor reserve;             ///< for mapping an arena where the process has no other one left
+  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none
+  std::size_t readers = 0;        ///< so many ranks, by position, are known to be able to map the arenas of their peers
   std::vector<ShmLink*> links;    ///< links that exist
   RankBlock* own = nullptr;       ///< of this rank
   std::vector<ShmLink*> polled;   ///< of them, those whose rings progress() looks at
   std::vector<ShmLink*> active;   ///< since the last take_active()
   unsigned calls = 0;             ///< of poll_less()
 
+  /// Whether every rank of the group can map the arenas of all its peers. Cheap.
+  [[nodiscard]] bool all_read_arenas() noexcept {
+    const std::size_t ranks = group.segment.layout().ranks;
+    // Acquires nothing: a peer that reads an offset maps the arena itself.
+    while (readers < ranks && group.segment.block(readers).reads_arenas.load(std::memory_order_relaxed) != 0) ++readers;
+    return readers == ranks;
+  }
   void poll(ShmLink& link);
   void begin_polling(ShmLink& link);
   void poll_those_that_rang();
@@ -108,7 +119,7 @@ class ShmLink final : public Link {
     bool moved = receiver_.take_arrivals();
     if (sender_.take_releases()) moved = true;
     if (receiver_.broken() && !broken_) [[unlikely]]
-      moved = fail_by_corrupt_tile();
+      moved = fail_by_tile();
     return moved;
   }
   [[nodiscard]] bool news_before_sleep() noexcept {
@@ -120,9 +131,9 @@ class ShmLink final : public Link {
     return peer_block_.closed.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool broken() const noexcept { return broken_; }
-  void fail(std::string message) {
+  void fail(std::string message, StatusCode code = StatusCode::peer_failed) {
     broken_ = true;
-    status_ = Status(StatusCode::peer_failed, std::move(message));
+    status_ = Status(code, std::move(message));
     session_->note_active(*this);
   }
   [[nodiscard]] bool is_used_by_sender() const noexcept { return sender_.waits(); }
@@ -136,7 +147,12 @@ class ShmLink final : public Link {
 
  private:
   /// True.
-  [[gnu::noinline]] bool fail_by_corrupt_tile() {
+  [[gnu::noinline]] bool fail_by_tile() {
+    if (const int error = session_->arenas[position_].error(); error != 0) {
+      fail("mapping the memory of rank " + std::to_string(peer_) + " for a tile: " + std::strerror(error),
+           error == ESRCH ? StatusCode::peer_failed : StatusCode::system_error);
+      return true;
+    }
     fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
          std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
     return true;
@@ -155,9 +171,7 @@ class ShmLink final : public Link {
   }
   /// Offset in this process's arena at which the peer can read `data`; nullopt where it has to be copied.
   [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
-    if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
-    // Needs no ordering: it only shows whether the peer can resolve references that are sent from now on.
-    if (peer_block_.reads_arenas.load(std::memory_order_relaxed) == 0) return std::nullopt;
+    if (data.size() < kReferenceFromBytes || session_->arena == nullptr || !session_->all_read_arenas()) return std::nullopt;
     return session_->arena->offset_of(data.data(), data.size());
   }
 
@@ -187,7 +201,7 @@ inline void Session::poll(ShmLink& link) {
 }
 
 [[gnu::noinline]] inline void Session::poll_those_that_rang() {
-  answer_doorbells(*own, group.members.size(), [this](std::size_t position) {
+  answer_doorbells(*own, group.segment.layout().ranks, [this](std::size_t position) {
     const auto found = std::ranges::find(links, position, &ShmLink::position);
     if (found != links.end()) poll(**found);
   });

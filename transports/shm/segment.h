@@ -14,6 +14,7 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
+#include "transports/shm/arena.h"
 #include "transports/shm/bell.h"
 #include "transports/shm/process_identity.h"
 #include "transports/shm/process_memory.h"
@@ -47,6 +48,7 @@ struct RankCard {
   BellName bell;
   ProcessIdentity process;
   ProcessMark mark;  ///< of its memory
+  ArenaFile arena;
 };
 
 /// RankBlock::closed.
@@ -59,7 +61,7 @@ struct alignas(kLineBytes) RankBlock {
   std::atomic<std::uint32_t> sleeping;        ///< 1 while the rank may block; cleared by it, or by the peer that wakes it
   std::atomic<std::uint32_t> awaits;          ///< while it may block: whose notify() wakes it, see writer_at(); written by it
   std::atomic<std::uint32_t> closed;          ///< kClosed or kDied when the rank has gone; set once
-  std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank has mapped the arenas of all peers; set by it, once
+  std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank can map the arenas of its peers; set by it, once
   std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all peers; set by it, once
   std::atomic<std::uint32_t> rung;            ///< 1 when a bit of `rang` has been set; cleared by the rank
   alignas(kLineBytes) RankCard card;

@@ -1,7 +1,7 @@
 #include "transports/shm/shm.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,12 +38,11 @@ constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const ShmOptions& options, Listener listener, Bell bell, Member self, Descriptor epoll)
+  ShmTransport(const ShmOptions& options, Listener listener, Bell bell, Descriptor epoll)
       : options_(options),
         address_(listener.address()),
         listener_(std::move(listener)),
         bell_(std::move(bell)),
-        self_(std::move(self)),
         epoll_(std::move(epoll)),
         owner_(::getpid()) {}
 
@@ -71,12 +70,13 @@ class ShmTransport final : public Transport {
     const GroupSettings settings{options_.job_id,
                                  {options_.tile_bytes, static_cast<std::size_t>(options_.slots)},
                                  round_up(options_.window_bytes, SegmentLayout::kPageBytes)};
-    Member self = copy_member(self_);
-    const RankCard card{bell_.name(), own_identity(), options_.single_copy ? own_mark() : ProcessMark()};
+    const Arena* const arena = Arena::instance();
+    const RankCard card{bell_.name(), own_identity(), options_.single_copy ? own_mark() : ProcessMark(),
+                        arena != nullptr ? arena->file() : ArenaFile()};
     Result<Group> group = [&] {
-      if (position_ == 0) return lead_group(listener_, settings, ranks_, card, std::move(self), std::move(time_limit));
+      if (position_ == 0) return lead_group(listener_, settings, ranks_, card, std::move(time_limit));
       const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
-      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, card, std::move(self),
+      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, card,
                         std::move(time_limit));
     }();
     if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
@@ -85,7 +85,7 @@ class ShmTransport final : public Transport {
     session_->group = std::move(group).value();
     session_->own = &segment().block(position_);
     watch_peers();
-    map_arenas();
+    prepare_arenas();
     try_memory();
 
     std::vector<std::unique_ptr<Link>> links;
@@ -168,7 +168,7 @@ class ShmTransport final : public Transport {
   [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
 
   [[nodiscard]] std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept override {
-    if (session_ == nullptr || session_->arena == nullptr || !all_read_arenas()) return std::nullopt;
+    if (session_ == nullptr || session_->arena == nullptr || !session_->all_read_arenas()) return std::nullopt;
     return session_->arena->offset_of(data, bytes);
   }
   [[nodiscard]] std::byte* shared_memory(int rank, std::uint64_t offset, std::size_t bytes) noexcept override {
@@ -202,6 +202,7 @@ class ShmTransport final : public Transport {
   void await_writer(int rank) noexcept override {
     if (session_ == nullptr) return;
     awaited_position_ = rank >= 0 ? position_of(rank) : ranks_.size();
+    if (awaited_position_ < ranks_.size() && ranks_[awaited_position_] != rank) awaited_position_ = ranks_.size();
     const std::uint32_t awaits = rank == kAnyWriter  ? kAwaitsAny
                                  : rank == kNoWriter ? kAwaitsNone
                                                      : writer_at(awaited_position_);
@@ -258,22 +259,10 @@ class ShmTransport final : public Transport {
     return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
   }
 
-  static Member copy_member(const Member& member) {
-    const auto copy = [](const Descriptor& from) {
-      return Descriptor(from.valid() ? ::fcntl(from.get(), F_DUPFD_CLOEXEC, 0) : -1);
-    };
-    return {copy(member.life), copy(member.arena)};
-  }
-
   /// Adds pidfds of peers to wait_fd(); this rank's bell is there from the start.
   void watch_peers() {
-    std::vector<Descriptor> passed(ranks_.size());
-    for (std::size_t i = 0; i < passed.size(); ++i) {
-      if (i != position_) passed[i] = std::move(session_->group.members[i].life);
-    }
-    self_.life.reset();
     awaited_position_ = ranks_.size();
-    watch_ = std::make_unique<PeerWatch>(segment(), session_->bell, position_, epoll_.get(), std::move(passed));
+    watch_ = std::make_unique<PeerWatch>(segment(), session_->bell, position_, epoll_.get(), std::move(session_->group.lives));
   }
 
   /// Before a sleep, and now and then without one: watches the peers for which this rank waits.
@@ -286,25 +275,35 @@ class ShmTransport final : public Transport {
     watch_->check_others();
   }
 
-  /// Maps the peers' arenas. Where that fails, the peers continue to copy.
-  void map_arenas() {
-    std::vector<Member>& members = session_->group.members;
+  /// Prepares the views of the peers' arenas. Where this rank could not map one, all ranks copy.
+  void prepare_arenas() {
     session_->arena = Arena::instance();
-    session_->arenas.resize(members.size());
-    bool all = true;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      const Descriptor file = std::move(members[i].arena);  // closed here: a mapping stays without it
-      if (i == position_ || !file.valid()) continue;
-      Result<ArenaView> view = ArenaView::map(file);
-      if (view.ok()) {
-        session_->arenas[i] = std::move(view).value();
-      } else {
-        all = false;
-      }
+    session_->reserve = make_reserve();
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      const ArenaFile file = i == position_ ? ArenaFile() : segment().block(i).card.arena;
+      session_->arenas.emplace_back(file, session_->reserve);
     }
-    self_.arena.reset();
     // Needs no ordering: a peer that reads it sends references through the ring, and only this rank resolves them.
-    if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+    if (can_map_arenas()) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+  }
+
+  /// Each rank tests one peer, the next one that has an arena. The system permits access by the user, the groups, the
+  /// privileges and a setting of the process that is accessed. If it permits it to each rank for the next one, all have the
+  /// same user, groups and privileges, and none forbids it: then every rank may access all others.
+  [[nodiscard]] bool can_map_arenas() const {
+    std::size_t bytes = 0;
+    bool tested = false;
+    for (std::size_t step = 1; step < ranks_.size(); ++step) {
+      const RankCard& card = segment().block((position_ + step) % ranks_.size()).card;
+      if (card.arena.size_bytes == 0) continue;
+      bytes += card.arena.size_bytes;
+      if (!card.process.is_valid_for(segment().block(position_).card.process)) return false;  // other numbers in /proc
+      Descriptor opened;
+      if (!std::exchange(tested, true) && open_arena(card.arena, opened) != 0) return false;
+    }
+    rlimit limit{};
+    // A mapping that grows takes at most twice the size.
+    return ::getrlimit(RLIMIT_AS, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur / 2);
   }
 
   /// Tests whether this rank may copy from and to the memory of all peers. Without a pidfd the end of a process is not
@@ -324,15 +323,6 @@ class ShmTransport final : public Transport {
             "shm: " + std::string(what) + " " + std::to_string(bytes) + " bytes of the memory of rank " +
                 std::to_string(ranks_[position]) + ": " + std::strerror(error) +
                 "; SHOAL_SINGLE_COPY=0 switches such copies off"};
-  }
-
-  /// Whether every rank of the group has mapped the arenas of all its peers.
-  [[nodiscard]] bool all_read_arenas() const noexcept {
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      // Acquires nothing: see map_arenas().
-      if (segment().block(i).reads_arenas.load(std::memory_order_relaxed) == 0) return false;
-    }
-    return true;
   }
 
   /// Marks the links whose peers have closed their ends or died. True where one was marked.
@@ -381,7 +371,6 @@ class ShmTransport final : public Transport {
   std::string address_;
   Listener listener_;
   Bell bell_;  ///< moves to the session
-  Member self_;
   Descriptor epoll_;
   pid_t owner_;
   bool connected_ = false;
@@ -415,10 +404,6 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   if (Status status = check_options(options); !status.ok()) return status;
   Result<Bell> bell = Bell::create();
   if (!bell.ok()) return bell.status();
-  Member self;
-  // Without a pidfd (before Linux 5.3), only the layers above detect that a peer was killed.
-  self.life = open_own_process();
-  if (const Arena* arena = Arena::instance()) self.arena = Descriptor(::fcntl(arena->file(), F_DUPFD_CLOEXEC, 0));
   Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return system_error("shm: epoll_create1", errno);
   epoll_event event{};
@@ -427,8 +412,8 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, bell->descriptor(), &event) != 0) return system_error("shm: epoll_ctl", errno);
   Result<Listener> listener = Listener::create(options.rank, options.job_id);
   if (!listener.ok()) return listener.status();
-  return std::unique_ptr<Transport>(std::make_unique<ShmTransport>(options, std::move(listener).value(),
-                                                                   std::move(bell).value(), std::move(self), std::move(epoll)));
+  return std::unique_ptr<Transport>(
+      std::make_unique<ShmTransport>(options, std::move(listener).value(), std::move(bell).value(), std::move(epoll)));
 }
 
 }  // namespace shoal
