@@ -6,12 +6,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "transports/shm/arena.h"
 #include "transports/shm/arena_view.h"
+#include "transports/shm/shm.h"
 
 namespace shoal::shm {
 namespace {
@@ -169,6 +174,50 @@ TEST(ShmArena, ProcessThatForbidsAccessIsNotMapped) {
   ASSERT_TRUE(WIFEXITED(status));
   if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "this process may not change its user";
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+/// Rank 1 of two: lends a tile, then waits to be killed.
+[[noreturn]] void lend_tile(const std::string& leader, int told) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto transport = std::move(make_shm_transport({.rank = 1, .job_id = 9})).value();
+  const int peer = 0;
+  const auto links = transport->connect(std::span(&peer, 1), std::span(&leader, 1),
+                                        std::chrono::steady_clock::now() + std::chrono::seconds(30));
+  if (!links.ok()) ::_exit(1);
+  const std::span data(static_cast<std::byte*>(Arena::instance()->allocate(8192).value()), 8192);
+  while (!transport->shared_offset(data.data(), data.size())) ::usleep(1000);  // until both ranks can map
+  const char done = (*links)[0]->try_lend({0, 0, 0, 8192, 0}, data) && (*links)[0]->sent_tiles() == 0 ? 'y' : 'n';
+  static_cast<void>(::write(told, &done, 1) == 1);
+  for (;;) ::pause();
+}
+
+TEST(ShmArena, TileOfAPeerThatDiedBeforeBreaksTheLink) {
+  ASSERT_NE(Arena::instance(), nullptr);
+  auto transport = std::move(make_shm_transport({.rank = 0, .job_id = 9})).value();
+  const std::string address = transport->address();
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) lend_tile(address, ends[1]);
+  ::close(ends[1]);
+  const int peer = 1;
+  const std::string unused = "not looked at by the lowest rank";
+  const auto links = transport->connect(std::span(&peer, 1), std::span(&unused, 1),
+                                        std::chrono::steady_clock::now() + std::chrono::seconds(30));
+  char done = 0;
+  EXPECT_EQ(::read(ends[0], &done, 1), 1);
+  EXPECT_EQ(done, 'y') << "the tile was not lent";
+  ::close(ends[0]);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ASSERT_TRUE(links.ok()) << links.status().to_string();
+  Link& link = *(*links)[0];
+  for (int call = 0; call < 10; ++call) {
+    EXPECT_EQ(link.peek(), nullptr) << "its memory is gone";
+    static_cast<void>(transport->progress());
+  }
+  EXPECT_EQ(link.status().code(), StatusCode::peer_failed);
+  EXPECT_NE(link.status().message().find("rank 1"), std::string::npos) << link.status().message();
 }
 
 }  // namespace

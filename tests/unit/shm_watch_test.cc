@@ -209,10 +209,8 @@ TEST(ShmWatch, CheckTellsLivingFromEnded) {
 
 TEST(ShmWatch, PeersOfAnotherNamespaceAreNotWatched) {
   Ring ring(4);
-  for (std::size_t i = 1; i < 4; ++i) {
-    ring.block(i).card.process.space = i == 1 ? 0 : 12345;
-    EXPECT_FALSE(ring.watch().can_watch(i));
-  }
+  for (std::size_t i = 1; i < 4; ++i) ring.block(i).card.process.space = i == 1 ? 0 : 12345;
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_FALSE(ring.watch().can_watch(i)) << i;
   ring.kill(1);
   ring.sleep_awaiting(1, 4);
   for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(ring.closed(i), kOpen);
