@@ -18,8 +18,6 @@ class RingQueue {
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
   [[nodiscard]] const T& operator[](std::size_t i) const noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
 
-  /// For how many entries there is room without an allocation.
-  [[nodiscard]] std::size_t capacity() const noexcept { return slots_.size(); }
   /// Makes room for `count` entries. Precondition: empty.
   void reserve(std::size_t count) {
     assert(empty());

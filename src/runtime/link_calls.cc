@@ -113,8 +113,8 @@ void LinkCalls::start(Operation* operation) {
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
     if (operation->plan->links[i].speaks) {
-      // When the link is first used: a rank may have thousands of peers and use a few.
-      if (state.outstanding.capacity() == 0) state.outstanding.reserve(kTilesInFlight);
+      // Allocates when the link is first used: a rank may have thousands of peers and use a few.
+      if (state.outstanding.empty()) state.outstanding.reserve(kTilesInFlight);
       state.senders.push({operation, i});
     }
     if (operation->plan->links[i].hears) state.receivers.push({operation, i});

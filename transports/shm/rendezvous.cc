@@ -389,6 +389,23 @@ Result<Descriptor> dial(std::string_view name, int leader, Deadline deadline) {
   }
 }
 
+/// Sends the hello of `rank`, with a pidfd of this process.
+bool send_hello(int socket, const std::array<std::byte, 16>& secret, int rank, const GroupSettings& settings,
+                const std::vector<int>& ranks, const ProcessIdentity& process) {
+  Message hello = make_message(MessageKind::hello);
+  hello.secret = secret;
+  hello.rank = rank;
+  hello.process = process;
+  hello.job_id = settings.job_id;
+  hello.ranks_hash = hash_ranks(ranks);
+  hello.tile_bytes = settings.ring.tile_bytes;
+  hello.slots = settings.ring.slots;
+  hello.window_bytes = settings.window_bytes;
+  const Descriptor life = open_own_process();
+  hello.has_life = life.valid() ? 1 : 0;
+  return send_message(socket, hello, life.get());
+}
+
 std::vector<int> missing_in(const Message& roster, const std::vector<int>& ranks) {
   std::vector<int> result;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -467,21 +484,8 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   const int socket = dialled->get();
   if (!same_user(socket))
     return Status(StatusCode::unsupported, "shm: the socket of " + leader_text + " belongs to another user" + kOtherUser);
-  Message hello = make_message(MessageKind::hello);
-  hello.job_id = settings.job_id;
-  hello.secret = where->secret;
-  hello.rank = rank;
-  hello.ranks_hash = hash_ranks(ranks);
-  hello.tile_bytes = settings.ring.tile_bytes;
-  hello.slots = settings.ring.slots;
-  hello.window_bytes = settings.window_bytes;
-  hello.process = card.process;
   const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " closed its connection while connecting");
-  {
-    const Descriptor life = open_own_process();
-    hello.has_life = life.valid() ? 1 : 0;
-    if (!send_message(socket, hello, life.get())) return gone;
-  }
+  if (!send_hello(socket, where->secret, rank, settings, ranks, card.process)) return gone;
 
   Group group;
   group.lives.resize(ranks.size());
