@@ -26,6 +26,7 @@ class PeerWatch {
  public:
   static constexpr std::size_t kSuccessors = 2;
   static constexpr std::size_t kMostAwaited = 16;
+  static constexpr std::size_t kMostWatches = kSuccessors + kMostAwaited;
 
   /// Of the rank at `own` of `segment`. `epoll` reports a readable pidfd by the position of its rank. `passed`: pidfds by
   /// position from the handshake, mostly invalid. All but `passed` outlive it.
@@ -59,7 +60,6 @@ class PeerWatch {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::size_t kMostWatches = kSuccessors + kMostAwaited;
   static constexpr std::uint8_t kUnwatched = 0xff;
   struct Watch {
     std::size_t position = 0;

@@ -263,6 +263,10 @@ class ShmTransport final : public Transport {
   void watch_peers() {
     awaited_position_ = ranks_.size();
     watch_ = std::make_unique<PeerWatch>(segment(), session_->bell, position_, epoll_.get(), std::move(session_->group.lives));
+    // A few are all watched from the start: then the number of descriptors stays the same.
+    for (std::size_t i = 0; ranks_.size() <= PeerWatch::kMostWatches + 1 && i < ranks_.size(); ++i) {
+      if (i != position_) watch_->await(i);
+    }
   }
 
   /// Before a sleep, and now and then without one: watches the peers for which this rank waits.
