@@ -81,7 +81,6 @@ LinkCalls::LinkCalls(ProgressEngine& engine, const Group& group, std::uint32_t n
     state.wire = wire;
     state.peer = rank;
     state.bound = group_.name.is_whole();
-    state.outstanding.reserve(kTilesInFlight);
     tile_bytes_ = std::min(tile_bytes_, wire->link->max_tile_bytes());
     costly_tiles_ |= engine.parts().transports[wire->transport]->tiles_are_costly();
     if (group_.topology.link_class(group_.rank, rank) == LinkClass::network)
@@ -113,7 +112,11 @@ void LinkCalls::start(Operation* operation) {
   ++size_;
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
-    if (operation->plan->links[i].speaks) state.senders.push({operation, i});
+    if (operation->plan->links[i].speaks) {
+      // Allocates when the link is first used: a rank may have thousands of peers and use a few.
+      if (state.outstanding.empty()) state.outstanding.reserve(kTilesInFlight);
+      state.senders.push({operation, i});
+    }
     if (operation->plan->links[i].hears) state.receivers.push({operation, i});
     use(state);
   }

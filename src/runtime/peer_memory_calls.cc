@@ -23,6 +23,14 @@ constexpr auto kWritersPatience = std::chrono::milliseconds(250);
 Buffer input_of(const Plan& plan) {
   return plan.key.collective.kind == CollectiveKind::broadcast ? Buffer::output : Buffer::input;
 }
+/// The transport finds no memory for a place that the rank has published.
+Status unreachable(int rank) {
+  return {
+      StatusCode::peer_failed,
+      fmt::format("the shared memory of rank {} cannot be reached: its process has ended, this process has no descriptor or "
+                  "address space left, or the memory of rank {} is corrupt",
+                  rank, rank)};
+}
 std::uint64_t flag_of(const Operation& operation) { return operation.sequence() + 1; }
 
 /// The size of an element of a call in progress, whose type has been checked: never 0.
@@ -364,8 +372,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
       return ordinary || where != nullptr;
     };
     if (!found(theirs.input, inputs_[r]) || !found(theirs.output, outputs_[r])) {
-      // Only a rank whose memory has been overwritten publishes such places.
-      result.set_odd(r, seen, theirs.signature, flag, ours);
+      failure_ = unreachable(static_cast<int>(r));
       return false;
     }
   }
@@ -447,10 +454,7 @@ Status PeerMemoryCalls::move(Operation* operation, const PeerMemoryMove& what, s
                    : transport_->copy_to(member(peer), address, source, bytes);
     }
     std::byte* shared = transport_->shared_memory(member(peer), place, bytes);
-    if (shared == nullptr) {
-      return {StatusCode::internal,
-              fmt::format("rank {} published a place outside its shared memory; its memory is corrupt", peer)};
-    }
+    if (shared == nullptr) return unreachable(peer);
     if (reads) {
       source = shared;
     } else {

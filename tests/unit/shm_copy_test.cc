@@ -13,7 +13,7 @@
 namespace shoal::shm {
 namespace {
 
-const ArenaView kEmptyArena;
+ArenaView empty_arena;
 
 struct alignas(64) Line {
   std::byte bytes[64];
@@ -62,7 +62,7 @@ TEST(ShmCopyChoice, RingCarriesBytesOfAnySize) {
   const RingShape shape{8192, 2};
   const auto lines = std::make_unique<Line[]>(shape.ring_bytes() / sizeof(Line));
   RingSender sender(lines[0].bytes, shape);
-  RingReceiver receiver(lines[0].bytes, shape, kEmptyArena);
+  RingReceiver receiver(lines[0].bytes, shape, empty_arena);
   std::vector<std::byte> data(8192);
   for (std::size_t n = 0; n < 300; ++n) {  // several rounds, so that both ways are chosen
     const std::size_t size = n % 2 == 0 ? data.size() : kStreamFromBytes + n;

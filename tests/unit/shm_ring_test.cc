@@ -12,7 +12,7 @@
 namespace shoal::shm {
 namespace {
 
-const ArenaView kNoArena;
+ArenaView no_arena;
 
 class Memory {
  public:
@@ -31,7 +31,7 @@ TEST(ShmRing, InlinesSmallPayloadsAndAlignsLargeOnes) {
   EXPECT_EQ(shape.slot_bytes(), 64U + 4096U);
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   const std::byte data[33] = {};
   ASSERT_TRUE(sender.try_send({0, 0, 0, 32, 0}, std::span(data).first(32)));
   ASSERT_TRUE(sender.try_send({0, 0, 0, 33, 0}, data));
@@ -48,7 +48,7 @@ TEST(ShmRing, ReleaseWakesWaitingSenderOnly) {
   const RingShape shape{64, 3};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(sender.try_send({}, {}));
   ASSERT_NE(receiver.peek(), nullptr);
   EXPECT_FALSE(receiver.release()) << "no sender waits";
@@ -72,13 +72,12 @@ TEST(ShmRing, TilesByReferenceNeedTheirMemoryUntilReleased) {
   ASSERT_TRUE(piece.ok());
   const std::span data(static_cast<std::byte*>(*piece), 8192);
   data[4096] = std::byte{7};
-  const Descriptor file(::dup(arena->file()));
-  const Result<ArenaView> view = ArenaView::map(file);
-  ASSERT_TRUE(view.ok());
+  Descriptor reserve;
+  ArenaView view(arena->file(), reserve);
   const RingShape shape{4096, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape, *view);
+  RingReceiver receiver(memory.data(), shape, view);
   ASSERT_TRUE(sender.try_send({0, 0, 0, 4, 0}, data.first(4)));  // copied: its memory is free at once
   ASSERT_TRUE(sender.try_send({0, 0, 1, 4096, 0}, data.subspan(4096), arena->offset_of(data.data() + 4096, 4096)));
   ASSERT_TRUE(sender.try_send({0, 0, 2, 4, 0}, data.first(4)));
@@ -106,7 +105,7 @@ TEST(ShmRing, ReferenceOutsideArenaBreaksRing) {
   const RingShape shape{4096, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   const std::byte data[64] = {};
   ASSERT_TRUE(sender.try_send({0, 0, 0, 64, 0}, data, 4096));
   EXPECT_EQ(receiver.peek(), nullptr);
@@ -117,7 +116,7 @@ TEST(ShmRing, ReportsEachArrivalOnce) {
   const RingShape shape{64, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   EXPECT_FALSE(receiver.news_before_sleep());
   ASSERT_TRUE(sender.try_send({}, {}));
   EXPECT_TRUE(receiver.news_before_sleep());
@@ -136,7 +135,7 @@ TEST(ShmRing, ReportsEachArrivalOnce) {
 TEST(ShmRing, OversizedTileIsNeverReturned) {
   const RingShape shape{64, 2};
   Memory memory(shape);
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   SlotLine& slot = RingView(memory.data(), shape).slot(0);
   slot.header.size_bytes = 65;
   slot.sequence.store(word_of(0, false));
@@ -157,7 +156,7 @@ TEST(ShmRing, TwoThreadsPassManyTiles) {
       while (!sender.try_send({0, i, 0, size, 0}, std::span(data).first(size))) std::this_thread::yield();
     }
   });
-  RingReceiver receiver(memory.data(), shape, kNoArena);
+  RingReceiver receiver(memory.data(), shape, no_arena);
   std::uint32_t wrong = 0;
   for (std::uint32_t i = 0; i < kTiles; ++i) {
     const Arrival* arrival;

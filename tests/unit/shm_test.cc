@@ -299,11 +299,11 @@ TEST(Shm, MessageWithLostDescriptorsIsNotJunk) {
   const Descriptor receiver(ends[1]);
   shm::Message hello = shm::make_message(shm::MessageKind::hello);
   hello.rank = 3;
-  ASSERT_TRUE(shm::send_message(sender.get(), hello, {0, 0, 0}));
+  ASSERT_TRUE(shm::send_message(sender.get(), hello, 0));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(Descriptor(::dup(0)).get()) + 1;  // one free descriptor
+  tight.rlim_cur = static_cast<rlim_t>(Descriptor(::dup(0)).get());  // none is free
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   const shm::Received received = shm::receive_message(receiver.get());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -332,6 +332,28 @@ TEST(Shm, ArenasOfPeersNeedNoDescriptor) {
   EXPECT_EQ(open_arenas(), 1);
   const auto data = shm::Arena::instance()->offset_of(shm::Arena::instance()->base(), 64);
   EXPECT_NE(zero->shared_memory(1, *data, 64), nullptr) << "it is mapped";
+}
+
+// Shared memory that is lent is mapped by the peers later: not where their address space may be too small for it.
+TEST(Shm, LimitedAddressSpaceMeansCopies) {
+#ifdef SHOAL_SANITIZED
+  GTEST_SKIP() << "the sanitizer needs address space";
+#endif
+  shm::Arena* const arena = shm::Arena::instance();
+  ASSERT_NE(arena, nullptr);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = arena->size_bytes() + (std::size_t{4} << 30);  // of twice the size
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  Ends ends(2);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  ASSERT_TRUE(ends.connected());
+  EXPECT_FALSE(ends.of(0).shared_offset(arena->base(), 64).has_value());
+  ASSERT_TRUE(ends.link(0, 1).try_lend({0, 0, 0, 8192, 0}, {arena->base(), 8192}));
+  EXPECT_EQ(ends.link(0, 1).sent_tiles(), 1U) << "copied: its memory is free at once";
+  while (ends.link(1, 0).peek() == nullptr) static_cast<void>(ends.of(1).progress());
+  EXPECT_FALSE(ends.link(1, 0).peek()->lent);
 }
 
 TEST(Shm, SurplusConnectionsAreCounted) {

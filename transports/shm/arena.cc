@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kLargePageBytes = std::size_t{2} << 20;
-// Costs address space only: every rank of a host maps the arenas of all its peers, and there are 2^47 bytes of address space.
+// Costs address space only, of which there are 2^47 bytes. A peer maps as much of an arena as is used.
 #ifdef SHOAL_TSAN  // its processes have little address space
 constexpr std::size_t kMaxArenaBytes = std::size_t{4} << 30;
 #else
@@ -111,28 +111,10 @@ Status Arena::free(void* memory) {
   return {};
 }
 
-ArenaView& ArenaView::operator=(ArenaView&& other) noexcept {
-  std::swap(base_, other.base_);
-  std::swap(size_bytes_, other.size_bytes_);
-  return *this;
-}
-
-ArenaView::~ArenaView() {
-  if (base_ != nullptr) ::munmap(base_, size_bytes_);
-}
-
-Result<ArenaView> ArenaView::map(const Descriptor& file) {
+ArenaFile Arena::file() const noexcept {
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return system_error("shm: fstat of a peer's memory", errno);
-  const int seals = ::fcntl(file.get(), F_GET_SEALS);
-  if (info.st_size <= 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    return Status(StatusCode::mismatch, "shm: a peer's memory is not sealed against shrinking");
-  ArenaView view;
-  view.size_bytes_ = static_cast<std::size_t>(info.st_size);
-  void* memory = ::mmap(nullptr, view.size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
-  if (memory == MAP_FAILED) return system_error("shm: mapping a peer's memory", errno);
-  view.base_ = static_cast<std::byte*>(memory);
-  return view;
+  if (::fstat(file_.get(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino, size_bytes_, owner_, file_.get()};
 }
 
 }  // namespace shoal::shm

@@ -17,6 +17,16 @@
 
 namespace shoal::shm {
 
+/// Where the peers of a process find the file of its arena: among its open files in /proc. The numbers of the file show that it
+/// is no other one, also where the process has ended and its identifier is used again.
+struct ArenaFile {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size_bytes = 0;  ///< 0: the process has no arena
+  std::int32_t pid = 0;
+  std::int32_t descriptor = -1;
+};
+
 /// Hands out pieces of one unnamed, sparse file that this process and its peers have mapped: payloads in it are sent by
 /// reference. Pages exist from the first write on and go back to the system when their piece is freed.
 /// Thread rule: any thread.
@@ -39,7 +49,8 @@ class Arena {
   }
   /// How often pieces have been freed: a piece has other pages when it is used again.
   [[nodiscard]] std::uint64_t frees() const noexcept { return frees_.load(std::memory_order_acquire); }
-  [[nodiscard]] int file() const noexcept { return file_.get(); }
+  /// Where peers find its file.
+  [[nodiscard]] ArenaFile file() const noexcept;
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
 
@@ -55,27 +66,6 @@ class Arena {
   std::mutex mutex_;                           // guards the maps; never taken while a call runs
   std::map<std::size_t, std::size_t> free_;    // offset -> bytes; no two are adjacent
   std::map<std::size_t, std::size_t> in_use_;  // offset -> bytes
-};
-
-/// A peer's arena, mapped for reading and writing. Moves; unmaps itself.
-class ArenaView {
- public:
-  ArenaView() noexcept = default;
-  ArenaView(ArenaView&& other) noexcept { *this = std::move(other); }
-  ArenaView& operator=(ArenaView&& other) noexcept;
-  ~ArenaView();
-
-  /// Maps `file`. Errors: system_error; mismatch where it is no file of an arena.
-  static Result<ArenaView> map(const Descriptor& file);
-
-  /// The bytes [offset, offset + bytes) of the arena; null where it ends before.
-  [[nodiscard]] std::byte* at(std::uint64_t offset, std::size_t bytes) const noexcept {
-    return offset <= size_bytes_ && bytes <= size_bytes_ - offset ? base_ + offset : nullptr;
-  }
-
- private:
-  std::byte* base_ = nullptr;
-  std::size_t size_bytes_ = 0;
 };
 
 }  // namespace shoal::shm

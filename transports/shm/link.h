@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,12 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "src/base/event.h"
 #include "transports/shm/arena.h"
+#include "transports/shm/arena_view.h"
+#include "transports/shm/bell.h"
 #include "transports/shm/doorbells.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
+#include "transports/shm/waking.h"
 #include "transports/transport.h"
 
 namespace shoal::shm {
@@ -30,56 +33,31 @@ inline constexpr unsigned kUnusedCalls = 64;
 /// Smaller payloads are copied: that costs less than waiting until the peer has read them.
 inline constexpr std::size_t kReferenceFromBytes = 4096;
 
-/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer does not support fences, so there it is
-/// an atomic operation of the same ordering.
-inline void full_fence() noexcept {
-#ifdef SHOAL_TSAN
-  static std::atomic<int> word{0};
-  word.fetch_add(1, std::memory_order_seq_cst);
-#else
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
-}
-
-/// Wakes the rank of `block` if it blocks or is about to.
-inline void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
-  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before. So either this
-  // load sees that the rank sleeps, or that rank's last check sees what was published.
-  if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  // The exchange lets only one peer write to the eventfd. It needs no ordering: nothing else depends on it.
-  if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
-  ring_event(wake_fd);
-}
-
-/// RankBlock::awaits: the rank at `position` alone, any, none.
-constexpr std::uint32_t writer_at(std::size_t position) noexcept { return static_cast<std::uint32_t>(position) + 2; }
-inline constexpr std::uint32_t kAwaitsAny = 0;
-inline constexpr std::uint32_t kAwaitsNone = 1;
-
-/// The same, if that rank awaits the one at `writer`, which has written to shared memory and executed a full fence since.
-///
-/// Where the word read here is that of a later sleep, the fence in that sleep's prepare_wait() has come first: the caller has
-/// checked what it waits for after it, and has seen this rank's write or not needed it.
-inline void wake_if_awaiting(RankBlock& block, std::size_t writer, int wake_fd) noexcept {
-  if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  // The load above acquires what the rank has written there before.
-  const std::uint32_t awaits = block.awaits.load(std::memory_order_relaxed);
-  if (awaits == kAwaitsAny || awaits == writer_at(writer)) wake_if_sleeping(block, wake_fd);
-}
-
 class ShmLink;
 
 /// State that a transport shares with its links, so that either may be destroyed first.
 struct Session {
+  explicit Session(Bell own) : bell(std::move(own)) {}
+
   Group group;
+  Bell bell;                      ///< of this rank
   const Arena* arena = nullptr;   ///< of this process
-  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none or it could not be mapped
+  Descriptor reserve;             ///< for mapping an arena where the process has no other one left
+  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none
+  std::size_t readers = 0;        ///< so many ranks, by position, are known to be able to map the arenas of their peers
   std::vector<ShmLink*> links;    ///< links that exist
   RankBlock* own = nullptr;       ///< of this rank
   std::vector<ShmLink*> polled;   ///< of them, those whose rings progress() looks at
   std::vector<ShmLink*> active;   ///< since the last take_active()
   unsigned calls = 0;             ///< of poll_less()
 
+  /// Whether every rank of the group can map the arenas of all its peers. Cheap.
+  [[nodiscard]] bool all_read_arenas() noexcept {
+    const std::size_t ranks = group.segment.layout().ranks;
+    // Acquires nothing: a peer that reads an offset maps the arena itself.
+    while (readers < ranks && group.segment.block(readers).reads_arenas.load(std::memory_order_relaxed) != 0) ++readers;
+    return readers == ranks;
+  }
   void poll(ShmLink& link);
   void begin_polling(ShmLink& link);
   void poll_those_that_rang();
@@ -99,8 +77,7 @@ class ShmLink final : public Link {
         receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
         own_position_(own_position),
         doorbell_(segment().block(position), own_position),
-        peer_block_(segment().block(position)),
-        peer_wake_fd_(session_->group.members[position].wake.get()) {
+        peer_block_(segment().block(position)) {
     session_->links.push_back(this);
   }
   ~ShmLink() override {
@@ -133,7 +110,7 @@ class ShmLink final : public Link {
     return receiver_.intact();
   }
   void release() noexcept override {
-    if (receiver_.release()) wake_if_sleeping(peer_block_, peer_wake_fd_);
+    if (receiver_.release()) wake_if_sleeping(peer_block_, session_->bell);
   }
   [[nodiscard]] const Status& status() const noexcept override { return status_; }
 
@@ -142,20 +119,21 @@ class ShmLink final : public Link {
     bool moved = receiver_.take_arrivals();
     if (sender_.take_releases()) moved = true;
     if (receiver_.broken() && !broken_) [[unlikely]]
-      moved = fail_by_corrupt_tile();
+      moved = fail_by_tile();
     return moved;
   }
   [[nodiscard]] bool news_before_sleep() noexcept {
     return receiver_.news_before_sleep() || sender_.releases_before_sleep() || (receiver_.broken() && !broken_);
   }
-  [[nodiscard]] bool peer_closed() const noexcept {
+  /// RankBlock::closed of the peer.
+  [[nodiscard]] std::uint32_t peer_closed() const noexcept {
     // Acquires the peer's last tiles: a rank that sees the word set sees every tile sent before (ShmTransport's destructor).
-    return peer_block_.closed.load(std::memory_order_acquire) != 0;
+    return peer_block_.closed.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool broken() const noexcept { return broken_; }
-  void fail(std::string message) {
+  void fail(std::string message, StatusCode code = StatusCode::peer_failed) {
     broken_ = true;
-    status_ = Status(StatusCode::peer_failed, std::move(message));
+    status_ = Status(code, std::move(message));
     session_->note_active(*this);
   }
   [[nodiscard]] bool is_used_by_sender() const noexcept { return sender_.waits(); }
@@ -164,12 +142,17 @@ class ShmLink final : public Link {
   bool polled = false;
   bool active = false;
   bool used = false;  ///< lately a peek() has found nothing
-  void notify_peer() const noexcept { wake_if_awaiting(peer_block_, own_position_, peer_wake_fd_); }
+  void notify_peer() const noexcept { wake_if_awaiting(peer_block_, own_position_, session_->bell); }
   [[nodiscard]] std::size_t position() const noexcept { return position_; }
 
  private:
   /// True.
-  [[gnu::noinline]] bool fail_by_corrupt_tile() {
+  [[gnu::noinline]] bool fail_by_tile() {
+    if (const int error = session_->arenas[position_].error(); error != 0) {
+      fail("mapping the memory of rank " + std::to_string(peer_) + " for a tile: " + std::strerror(error),
+           error == ESRCH ? StatusCode::peer_failed : StatusCode::system_error);
+      return true;
+    }
     fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
          std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
     return true;
@@ -183,14 +166,12 @@ class ShmLink final : public Link {
     }
     if (reference) session_->poll(*this);  // for its end
     doorbell_.ring_unless_polled();
-    wake_if_sleeping(peer_block_, peer_wake_fd_);
+    wake_if_sleeping(peer_block_, session_->bell);
     return true;
   }
   /// Offset in this process's arena at which the peer can read `data`; nullopt where it has to be copied.
   [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
-    if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
-    // Needs no ordering: it only shows whether the peer can resolve references that are sent from now on.
-    if (peer_block_.reads_arenas.load(std::memory_order_relaxed) == 0) return std::nullopt;
+    if (data.size() < kReferenceFromBytes || session_->arena == nullptr || !session_->all_read_arenas()) return std::nullopt;
     return session_->arena->offset_of(data.data(), data.size());
   }
 
@@ -203,7 +184,6 @@ class ShmLink final : public Link {
   std::size_t own_position_;
   Doorbell doorbell_;
   RankBlock& peer_block_;
-  int peer_wake_fd_;
   bool broken_ = false;
   Status status_;
 };
@@ -221,7 +201,7 @@ inline void Session::poll(ShmLink& link) {
 }
 
 [[gnu::noinline]] inline void Session::poll_those_that_rang() {
-  answer_doorbells(*own, group.members.size(), [this](std::size_t position) {
+  answer_doorbells(*own, group.segment.layout().ranks, [this](std::size_t position) {
     const auto found = std::ranges::find(links, position, &ShmLink::position);
     if (found != links.end()) poll(**found);
   });

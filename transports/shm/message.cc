@@ -13,7 +13,7 @@ namespace shoal::shm {
 
 namespace {
 
-constexpr std::size_t kMaxDescriptors = 3;
+constexpr std::size_t kMaxDescriptors = 1;
 
 }  // namespace
 
@@ -43,23 +43,21 @@ Status refusal_status(const Message& message) {
   return {known ? static_cast<StatusCode>(message.code) : StatusCode::internal, std::move(words)};
 }
 
-bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors) {
+bool send_message(int socket, const Message& message, int descriptor) {
   Message copy = message;
   iovec bytes{&copy, sizeof(copy)};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr header{};
   header.msg_iov = &bytes;
   header.msg_iovlen = 1;
-  std::vector<int> valid;
-  std::copy_if(descriptors.begin(), descriptors.end(), std::back_inserter(valid), [](int fd) { return fd >= 0; });
-  if (!valid.empty()) {
+  if (descriptor >= 0) {
     header.msg_control = control;
-    header.msg_controllen = CMSG_SPACE(valid.size() * sizeof(int));
+    header.msg_controllen = CMSG_SPACE(sizeof descriptor);
     cmsghdr* attachment = CMSG_FIRSTHDR(&header);
     attachment->cmsg_level = SOL_SOCKET;
     attachment->cmsg_type = SCM_RIGHTS;
-    attachment->cmsg_len = CMSG_LEN(valid.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(attachment), valid.data(), valid.size() * sizeof(int));
+    attachment->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(attachment), &descriptor, sizeof descriptor);
   }
   ssize_t sent;
   do {

@@ -13,7 +13,7 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "transports/shm/process_memory.h"
+#include "transports/shm/process_identity.h"
 
 namespace shoal::shm {
 
@@ -27,11 +27,11 @@ struct Message {
   MessageKind kind{};
   std::uint64_t job_id = 0;
   std::array<std::byte, 16> secret{};
-  std::int32_t rank = 0;                    ///< hello: the sender; member: the owner of the descriptors
+  std::int32_t rank = 0;                    ///< hello: the sender; member: the owner of the pidfd
   std::int32_t code = 0;                    ///< refusal: StatusCode
-  std::uint32_t has_life = 0;               ///< hello, member: a pidfd follows the eventfd
-  std::uint32_t has_arena = 0;              ///< hello, member: the file of the arena comes last
-  ProcessMark mark;                         ///< hello, member: mark of that rank's memory
+  std::uint32_t has_life = 0;               ///< hello: a pidfd of the sender comes with it
+  std::uint32_t members = 0;                ///< welcome: so many messages `member` follow
+  ProcessIdentity process;                  ///< hello: of the sender
   std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
   std::uint64_t tile_bytes = 0;             ///< hello
   std::uint64_t slots = 0;                  ///< hello
@@ -61,8 +61,8 @@ struct Received {
   std::vector<Descriptor> descriptors;
 };
 
-/// Sends one message with up to three descriptors; false where the peer is gone or its queue is full.
-bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors = {});
+/// Sends one message with at most one descriptor; false where the peer is gone or its queue is full.
+bool send_message(int socket, const Message& message, int descriptor = -1);
 /// Receives without blocking. `no_room` has the message and no descriptors. `junk` where the bytes are not a message of this
 /// protocol; descriptors that came with it are closed.
 Received receive_message(int socket);

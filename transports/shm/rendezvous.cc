@@ -75,32 +75,12 @@ std::size_t position_of(const std::vector<int>& ranks, int rank) {
   return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-/// Sends `message` with the descriptors of `member`.
-bool send_member(int socket, Message message, const Member& member) {
-  message.has_life = member.life.valid() ? 1 : 0;
-  message.has_arena = member.arena.valid() ? 1 : 0;
-  message.mark = member.mark;
-  return send_message(socket, message, {member.wake.get(), member.life.get(), member.arena.get()});
-}
-
-/// Takes the descriptors that send_member() sent; false where some are missing.
-bool take_member(Received& received, Member& member) {
-  const Message& message = received.message;
-  if (received.descriptors.size() != 1U + (message.has_life != 0) + (message.has_arena != 0)) return false;
-  std::size_t next = 0;
-  member.wake = std::move(received.descriptors[next++]);
-  member.mark = message.mark;
-  if (message.has_life != 0) member.life = std::move(received.descriptors[next++]);
-  if (message.has_arena != 0) member.arena = std::move(received.descriptors[next]);
-  return true;
-}
-
-/// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; each rank passes out
-/// three.
+/// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; the lowest rank has a
+/// connection with each of them.
 Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
   return descriptor_error(
       "shm: " + what, EMFILE,
-      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(3 * ranks + 1) + " in addition");
+      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(ranks + 1) + " in addition");
 }
 
 /// Polls one descriptor for input, at most until the deadline.
@@ -113,16 +93,18 @@ void wait_readable(int fd, Deadline deadline) {
 class Leader {
  public:
   Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
-         Member self, ConnectDeadline time_limit)
+         const RankCard& card, ConnectDeadline time_limit)
       : listener_(listener),
         secret_(secret),
         settings_(settings),
         ranks_(ranks),
+        card_(card),
         time_limit_(std::move(time_limit)),
+        processes_(ranks.size()),
         sockets_(ranks.size()),
         ready_(ranks.size(), false) {
-    group_.members.resize(ranks.size());
-    group_.members[0] = std::move(self);
+    group_.lives.resize(ranks.size());
+    processes_[0] = card_.process;
     ready_[0] = true;
   }
 
@@ -133,6 +115,9 @@ class Leader {
     if (!status.ok()) {
       broadcast(make_refusal(status));
       return status;
+    }
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (i == 0 || processes_[i].is_valid_for(processes_[0])) group_.lives[i].reset();
     }
     broadcast(make_message(MessageKind::go));
     return std::move(group_);
@@ -236,11 +221,14 @@ class Leader {
         return no_room_for_descriptors("take the descriptors of rank " + std::to_string(hello.rank), ranks_.size());
       const std::size_t position = position_of(ranks_, hello.rank);
       if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
-          !take_member(received, group_.members[position])) {
+          received.descriptors.size() != (hello.has_life != 0 ? 1U : 0U)) {
         unknown_.refuse("it claims to be a rank that is not expected");
         continue;
       }
       sockets_[position] = std::move(socket);
+      processes_[position] = hello.process;
+      if (hello.has_life != 0 && !hello.process.is_valid_for(processes_[0]))
+        group_.lives[position] = std::move(received.descriptors[0]);
       if (Status status = check_settings(hello); !status.ok()) return status;
       announce();
     }
@@ -296,14 +284,17 @@ class Leader {
     Result<Segment> segment = Segment::create(layout_of(settings_, ranks_.size()), settings_.job_id, &file);
     if (!segment.ok()) return segment.status();
     group_.segment = std::move(segment).value();
+    group_.segment.block(0).card = card_;
     for (std::size_t i = 1; i < sockets_.size(); ++i) {
       const int socket = sockets_[i].get();
-      bool sent =
-          send_patiently(socket, [&] { return send_message(socket, make_message(MessageKind::welcome), {file.get()}); });
-      for (std::size_t m = 0; sent && m < ranks_.size(); ++m) {
-        Message message = make_message(MessageKind::member);
-        message.rank = ranks_[m];
-        sent = send_patiently(socket, [&] { return send_member(socket, message, group_.members[m]); });
+      const std::vector<std::size_t> foreign = foreign_to(i);
+      Message welcome = make_message(MessageKind::welcome);
+      welcome.members = static_cast<std::uint32_t>(foreign.size());
+      bool sent = send_patiently(socket, [&] { return send_message(socket, welcome, file.get()); });
+      for (std::size_t m = 0; sent && m < foreign.size(); ++m) {
+        Message member = make_message(MessageKind::member);
+        member.rank = ranks_[foreign[m]];
+        sent = send_patiently(socket, [&] { return send_message(socket, member, group_.lives[foreign[m]].get()); });
       }
       if (!sent) {
         sockets_[i] = Descriptor();
@@ -313,6 +304,19 @@ class Leader {
       }
     }
     return {};
+  }
+
+  /// The ranks whose processes the rank at `position` cannot open itself, and whose pidfds this rank has or can open.
+  std::vector<std::size_t> foreign_to(std::size_t position) {
+    std::vector<std::size_t> foreign;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (i == position || processes_[i].is_valid_for(processes_[position])) continue;
+      Descriptor& life = group_.lives[i];
+      if (!life.valid() && i == 0) life = open_own_process();
+      if (!life.valid() && processes_[i].is_valid_for(processes_[0])) static_cast<void>(open_process(processes_[i], life));
+      if (life.valid()) foreign.push_back(i);
+    }
+    return foreign;
   }
 
   /// A Unix socket queues only a few messages: waits for the reader, at most until the deadline.
@@ -352,8 +356,10 @@ class Leader {
   const std::array<std::byte, 16>& secret_;
   const GroupSettings& settings_;
   const std::vector<int>& ranks_;
+  const RankCard& card_;
   ConnectDeadline time_limit_;
-  std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
+  std::vector<ProcessIdentity> processes_;  ///< by position, as the following
+  std::vector<Descriptor> sockets_;         ///< [0] stays invalid: this rank
   std::vector<bool> ready_;
   Admission<Unknown> unknown_{"shm", kMaxUnknown};
   int other_users_ = 0;  ///< of the refused connections
@@ -381,6 +387,23 @@ Result<Descriptor> dial(std::string_view name, int leader, Deadline deadline) {
     }
     ::poll(nullptr, 0, std::min(poll_timeout_ms(deadline), 1));
   }
+}
+
+/// Sends the hello of `rank`, with a pidfd of this process.
+bool send_hello(int socket, const std::array<std::byte, 16>& secret, int rank, const GroupSettings& settings,
+                const std::vector<int>& ranks, const ProcessIdentity& process) {
+  Message hello = make_message(MessageKind::hello);
+  hello.secret = secret;
+  hello.rank = rank;
+  hello.process = process;
+  hello.job_id = settings.job_id;
+  hello.ranks_hash = hash_ranks(ranks);
+  hello.tile_bytes = settings.ring.tile_bytes;
+  hello.slots = settings.ring.slots;
+  hello.window_bytes = settings.window_bytes;
+  const Descriptor life = open_own_process();
+  hello.has_life = life.valid() ? 1 : 0;
+  return send_message(socket, hello, life.get());
 }
 
 std::vector<int> missing_in(const Message& roster, const std::vector<int>& ranks) {
@@ -441,16 +464,16 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
   return LeaderAddress{bytes.substr(sizeof(head)), head.secret};
 }
 
-Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
+Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, const RankCard& card,
                          ConnectDeadline time_limit) {
-  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), std::move(time_limit));
+  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, card, std::move(time_limit));
   auto group = leader.run();
   if (!group.ok()) listener.refused_ = leader.take_sockets();
   return group;
 }
 
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, ConnectDeadline time_limit) {
+                         const std::vector<int>& ranks, const RankCard& card, ConnectDeadline time_limit) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
   const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
@@ -461,20 +484,13 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   const int socket = dialled->get();
   if (!same_user(socket))
     return Status(StatusCode::unsupported, "shm: the socket of " + leader_text + " belongs to another user" + kOtherUser);
-  Message hello = make_message(MessageKind::hello);
-  hello.job_id = settings.job_id;
-  hello.secret = where->secret;
-  hello.rank = rank;
-  hello.ranks_hash = hash_ranks(ranks);
-  hello.tile_bytes = settings.ring.tile_bytes;
-  hello.slots = settings.ring.slots;
-  hello.window_bytes = settings.window_bytes;
   const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " closed its connection while connecting");
-  if (!send_member(socket, hello, self)) return gone;
+  if (!send_hello(socket, where->secret, rank, settings, ranks, card.process)) return gone;
 
   Group group;
-  group.members.resize(ranks.size());
-  std::size_t members = 0;
+  group.lives.resize(ranks.size());
+  std::size_t members = 0;  // that are still to come
+  const auto tell_if_ready = [&] { return members > 0 || send_message(socket, make_message(MessageKind::ready)); };
   std::vector<int> missing{leader};
   for (;;) {
     Received received = receive_message(socket);
@@ -511,17 +527,22 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
           return segment.status();
         }
         group.segment = std::move(segment).value();
+        group.segment.block(position_of(ranks, rank)).card = card;
+        members = received.message.members;
+        if (!tell_if_ready()) return gone;
         break;
       }
       case MessageKind::member: {
         const std::size_t position = position_of(ranks, received.message.rank);
         if (position == ranks.size() || ranks[position] != received.message.rank) return gone;
-        if (!take_member(received, group.members[position])) return gone;
-        if (++members == ranks.size() && !send_message(socket, make_message(MessageKind::ready))) return gone;
+        if (members == 0 || received.descriptors.size() != 1) return gone;
+        group.lives[position] = std::move(received.descriptors[0]);
+        --members;
+        if (!tell_if_ready()) return gone;
         break;
       }
       case MessageKind::go:
-        if (members != ranks.size() || !group.segment.mapped()) return gone;
+        if (members > 0 || !group.segment.mapped()) return gone;
         return group;
       case MessageKind::hello:
       case MessageKind::ready:

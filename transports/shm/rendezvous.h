@@ -1,12 +1,12 @@
-// How the ranks of a group find each other through a Unix socket, and come to share memory and wake-up descriptors.
+// How the ranks of a group find each other through a Unix socket, and come to share memory.
 //
 //   rank r > lowest                          lowest rank
 //   ---------------------------------------------------------------------------
-//   hello (rank, settings; its Member)   ->
+//   hello (rank, settings; pidfd)         ->
 //                                         <- roster (joined ranks), whenever it changes
 //                                         <- welcome (memfd)                     when all have joined
-//                                         <- member  (a Member)                  once for every rank
-//   ready                                 ->
+//                                         <- member  (pidfd)                     for each rank in another namespace
+//   ready                                 ->   its RankCard is in the memory
 //                                         <- go                                  when all are ready
 //
 // Either side may send `refusal` with a reason instead; then the connection of the whole group fails with that reason.
@@ -29,19 +29,11 @@
 
 namespace shoal::shm {
 
-/// What a rank passes to its peers: `wake` to wake it, `life` to see its end, `arena` to read its payloads, `mark` to
-/// identify its memory.
-struct Member {
-  Descriptor wake;   ///< eventfd
-  Descriptor life;   ///< pidfd; invalid where the kernel has none
-  Descriptor arena;  ///< file of its arena (arena.h); invalid where it has none
-  ProcessMark mark;  ///< identifies its memory for peers
-};
-
 /// What every rank holds when the group is complete.
 struct Group {
   Segment segment;
-  std::vector<Member> members;  ///< by position in the sorted list of ranks; this rank's own entry too
+  /// Pidfds by position in the sorted list of ranks, of those that this rank cannot open itself; else invalid.
+  std::vector<Descriptor> lives;
 };
 
 /// The settings that must be the same on all ranks.
@@ -60,8 +52,8 @@ class Listener {
   [[nodiscard]] std::string address() const;
 
  private:
-  friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                                  ConnectDeadline time_limit);
+  friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks,
+                                  const RankCard& card, ConnectDeadline time_limit);
   Descriptor socket_;
   std::vector<Descriptor> refused_;  ///< connections that got a refusal: closed with this object, not before
   std::array<std::byte, 16> secret_{};
@@ -80,14 +72,15 @@ struct LeaderAddress {
 Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uint64_t job_id);
 
 /// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the other ranks, creates the memory and passes it
-/// out. Unauthenticated connections are dropped. Errors: timeout, naming the missing ranks; mismatch, naming the rank with
-/// other settings; peer_failed; system_error.
-Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
+/// out. `card`: of this rank; when the group is complete, the segment has the cards of all ranks. Unauthenticated connections
+/// are dropped. Errors: timeout, naming the missing ranks; mismatch, naming the rank with other settings; peer_failed;
+/// system_error.
+Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, const RankCard& card,
                          ConnectDeadline time_limit);
 
 /// Run by every other rank, with the address of the lowest one. Errors: as lead_group(); invalid_argument for bytes that are no
 /// address of the lowest rank.
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, ConnectDeadline time_limit);
+                         const std::vector<int>& ranks, const RankCard& card, ConnectDeadline time_limit);
 
 }  // namespace shoal::shm

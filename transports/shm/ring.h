@@ -21,7 +21,7 @@
 #include <span>
 #include <utility>
 
-#include "transports/shm/arena.h"
+#include "transports/shm/arena_view.h"
 #include "transports/shm/copy_choice.h"
 #include "transports/shm/streaming_copy.h"
 #include "transports/transport.h"
@@ -214,7 +214,7 @@ class RingSender {
 class RingReceiver {
  public:
   /// `arena`: the sender's, to look up references in; it must outlive the ring.
-  RingReceiver(std::byte* memory, RingShape shape, const ArenaView& arena) noexcept : ring_(memory, shape), arena_(arena) {}
+  RingReceiver(std::byte* memory, RingShape shape, ArenaView& arena) noexcept : ring_(memory, shape), arena_(arena) {}
 
   /// The oldest tile not released, as a view into the ring or the sender's arena; null where there is none, or where broken().
   const Arrival* peek() noexcept {
@@ -279,7 +279,7 @@ class RingReceiver {
            (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));
   }
 
-  /// The sender wrote a size that does not fit a slot, or a reference outside its arena.
+  /// The sender wrote a size that does not fit a slot, or a reference outside its arena; or the arena cannot be mapped.
   [[nodiscard]] bool broken() const noexcept { return broken_; }
 
  private:
@@ -294,7 +294,7 @@ class RingReceiver {
   }
 
   RingView ring_;
-  const ArenaView& arena_;
+  ArenaView& arena_;
   std::uint64_t released_ = 0;
   std::uint64_t arrived_ = 0;  ///< tiles that take_arrivals() has counted, at least released_
   std::size_t position_ = 0;

@@ -14,12 +14,16 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
+#include "transports/shm/arena.h"
+#include "transports/shm/bell.h"
+#include "transports/shm/process_identity.h"
+#include "transports/shm/process_memory.h"
 #include "transports/shm/ring.h"
 
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 6;
+inline constexpr std::uint32_t kProtocolVersion = 7;
 inline constexpr int kMaxRanks = 1024;
 
 /// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
@@ -33,22 +37,36 @@ struct SegmentHeader {
   std::uint64_t window_bytes;
   std::uint64_t segment_bytes;
   alignas(kLineBytes)
-      std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() check one word
+      std::atomic<std::uint32_t> closures;  ///< changes when a RankBlock gets `closed`; lets progress() check one word
 };
 
 /// A bit for each rank, by position.
 using RankBits = std::array<std::atomic<std::uint64_t>, kMaxRanks / 64>;
 
+/// What a rank says of itself. Written by it before it is ready, then only read.
+struct RankCard {
+  BellName bell;
+  ProcessIdentity process;
+  ProcessMark mark;  ///< of its memory
+  ArenaFile arena;
+};
+
+/// RankBlock::closed.
+inline constexpr std::uint32_t kOpen = 0;
+inline constexpr std::uint32_t kClosed = 1;  ///< by the rank itself, in order
+inline constexpr std::uint32_t kDied = 2;    ///< its process has ended before that; written by a peer
+
 /// The state of one rank that its peers read.
 struct alignas(kLineBytes) RankBlock {
   std::atomic<std::uint32_t> sleeping;        ///< 1 while the rank may block; cleared by it, or by the peer that wakes it
   std::atomic<std::uint32_t> awaits;          ///< while it may block: whose notify() wakes it, see writer_at(); written by it
-  std::atomic<std::uint32_t> closed;          ///< 1 when the rank has closed its end; set by it, once
-  std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank has mapped the arenas of all peers; set by it, once
+  std::atomic<std::uint32_t> closed;          ///< kClosed or kDied when the rank has gone; set once
+  std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank can map the arenas of its peers; set by it, once
   std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all peers; set by it, once
   std::atomic<std::uint32_t> rung;            ///< 1 when a bit of `rang` has been set; cleared by the rank
-  alignas(kLineBytes) RankBits polls;         ///< peers whose rings the rank polls; written by it
-  alignas(kLineBytes) RankBits rang;          ///< other peers that have sent a tile; set by them, cleared by the rank
+  alignas(kLineBytes) RankCard card;
+  alignas(kLineBytes) RankBits polls;  ///< peers whose rings the rank polls; written by it
+  alignas(kLineBytes) RankBits rang;   ///< other peers that have sent a tile; set by them, cleared by the rank
 };
 
 /// Where the parts lie. A value; every rank computes it from the same numbers.

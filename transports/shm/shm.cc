@@ -1,9 +1,7 @@
 #include "transports/shm/shm.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "src/base/event.h"
 #include "transports/shm/arena.h"
+#include "transports/shm/bell.h"
 #include "transports/shm/link.h"
+#include "transports/shm/peer_watch.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/segment.h"
@@ -30,8 +29,8 @@ using namespace shm;
 /// Idle calls of progress() between two checks of the pidfds, which show dead processes: seldom enough to cost nothing, often
 /// enough to detect a death within a millisecond of spinning.
 constexpr unsigned kIdleCallsPerLifeCheck = 4096;
-/// What epoll reports for this rank's eventfd; peers are reported by their position in the group.
-constexpr std::uint64_t kOwnWake = ~std::uint64_t{0};
+/// What epoll reports for this rank's bell; peers are reported by their position in the group.
+constexpr std::uint64_t kOwnBell = ~std::uint64_t{0};
 
 constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
@@ -39,25 +38,23 @@ constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const ShmOptions& options, Listener listener, Member self, Descriptor epoll)
+  ShmTransport(const ShmOptions& options, Listener listener, Bell bell, Descriptor epoll)
       : options_(options),
         address_(listener.address()),
         listener_(std::move(listener)),
-        self_(std::move(self)),
+        bell_(std::move(bell)),
         epoll_(std::move(epoll)),
-        owner_(::getpid()) {
-    if (options_.single_copy) self_.mark = own_mark();
-  }
+        owner_(::getpid()) {}
 
   ~ShmTransport() override {
     // A forked child that drops its copy must not close the parent's end.
     if (session_ == nullptr || ::getpid() != owner_) return;
     // Releases this rank's last tiles to ShmLink::peer_closed().
-    segment().block(position_).closed.store(1, std::memory_order_release);
+    segment().block(position_).closed.store(kClosed, std::memory_order_release);
     // Read by the peers' progress() and prepare_wait(); seq_cst, so that the later checks which peers sleep cannot pass it.
     segment().header().closures.fetch_add(1, std::memory_order_seq_cst);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->bell);
     }
   }
 
@@ -73,21 +70,22 @@ class ShmTransport final : public Transport {
     const GroupSettings settings{options_.job_id,
                                  {options_.tile_bytes, static_cast<std::size_t>(options_.slots)},
                                  round_up(options_.window_bytes, SegmentLayout::kPageBytes)};
-    Member self = copy_member(self_);
-    if (!self.wake.valid()) return system_error("shm: dup", errno);
+    const Arena* const arena = Arena::instance();
+    const RankCard card{bell_.name(), own_identity(), options_.single_copy ? own_mark() : ProcessMark(),
+                        arena != nullptr ? arena->file() : ArenaFile()};
     Result<Group> group = [&] {
-      if (position_ == 0) return lead_group(listener_, settings, ranks_, std::move(self), std::move(time_limit));
+      if (position_ == 0) return lead_group(listener_, settings, ranks_, card, std::move(time_limit));
       const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
-      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self),
+      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, card,
                         std::move(time_limit));
     }();
     if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
     listener_ = Listener();                  // no more connections are expected
-    session_ = std::make_shared<Session>();
+    session_ = std::make_shared<Session>(std::move(bell_));
     session_->group = std::move(group).value();
     session_->own = &segment().block(position_);
-    if (Status status = watch_members(); !status.ok()) return status;
-    map_arenas();
+    watch_peers();
+    prepare_arenas();
     try_memory();
 
     std::vector<std::unique_ptr<Link>> links;
@@ -119,6 +117,7 @@ class ShmTransport final : public Transport {
       idle_calls_ = 0;
     } else if (++idle_calls_ >= kIdleCallsPerLifeCheck) {
       idle_calls_ = 0;
+      watch_awaited();
       moved = drain_descriptors();
     }
     return moved;
@@ -143,6 +142,7 @@ class ShmTransport final : public Transport {
     segment().block(position_).sleeping.store(1, std::memory_order_seq_cst);
     // Orders the caller's next reads of the shared windows; pairs with the fence in notify_peers().
     full_fence();
+    watch_awaited();
     bool news = broke_while_waiting_ || segment().header().closures.load(std::memory_order_seq_cst) != known_closures_ ||
                 segment().block(position_).rung.load(std::memory_order_seq_cst) != 0;
     for (std::size_t i = 0; !news && i < session_->polled.size(); ++i) news = session_->polled[i]->news_before_sleep();
@@ -168,7 +168,7 @@ class ShmTransport final : public Transport {
   [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
 
   [[nodiscard]] std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept override {
-    if (session_ == nullptr || session_->arena == nullptr || !all_read_arenas()) return std::nullopt;
+    if (session_ == nullptr || session_->arena == nullptr || !session_->all_read_arenas()) return std::nullopt;
     return session_->arena->offset_of(data, bytes);
   }
   [[nodiscard]] std::byte* shared_memory(int rank, std::uint64_t offset, std::size_t bytes) noexcept override {
@@ -187,24 +187,25 @@ class ShmTransport final : public Transport {
   }
   Status copy_from(int rank, std::uint64_t address, std::byte* target, std::size_t bytes) override {
     const std::size_t position = position_of(rank);
-    const Member& member = session_->group.members[position];
-    int error = read_process(member.mark.pid, address, target, bytes);
+    int error = read_process(segment().block(position).card.mark.pid, address, target, bytes);
     // Checked after the read: the identifier may have belonged to another process meanwhile.
-    if (error == 0 && has_ended(member)) error = ESRCH;
+    if (error == 0) error = watch_->check(position);
     return error == 0 ? Status() : memory_error("reading", position, bytes, error);
   }
   Status copy_to(int rank, std::uint64_t address, const std::byte* source, std::size_t bytes) override {
     const std::size_t position = position_of(rank);
-    const Member& member = session_->group.members[position];
-    const int error = has_ended(member) ? ESRCH : write_process(member.mark.pid, address, source, bytes);
+    int error = watch_->check(position);
+    if (error == 0) error = write_process(segment().block(position).card.mark.pid, address, source, bytes);
     return error == 0 ? Status() : memory_error("writing", position, bytes, error);
   }
 
   void await_writer(int rank) noexcept override {
     if (session_ == nullptr) return;
+    awaited_position_ = rank >= 0 ? position_of(rank) : ranks_.size();
+    if (awaited_position_ < ranks_.size() && ranks_[awaited_position_] != rank) awaited_position_ = ranks_.size();
     const std::uint32_t awaits = rank == kAnyWriter  ? kAwaitsAny
                                  : rank == kNoWriter ? kAwaitsNone
-                                                     : writer_at(position_of(rank));
+                                                     : writer_at(awaited_position_);
     // Ordered before `sleeping` by the store in prepare_wait().
     segment().block(position_).awaits.store(awaits, std::memory_order_relaxed);
   }
@@ -220,7 +221,7 @@ class ShmTransport final : public Transport {
     full_fence();  // as in notify_peers()
     for (const int rank : ranks) {
       const std::size_t i = position_of(rank);
-      if (i != position_) wake_if_awaiting(segment().block(i), position_, session_->group.members[i].wake.get());
+      if (i != position_) wake_if_awaiting(segment().block(i), position_, session_->bell);
     }
   }
 
@@ -258,56 +259,63 @@ class ShmTransport final : public Transport {
     return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
   }
 
-  static Member copy_member(const Member& member) {
-    const auto copy = [](const Descriptor& from) {
-      return Descriptor(from.valid() ? ::fcntl(from.get(), F_DUPFD_CLOEXEC, 0) : -1);
-    };
-    return {copy(member.wake), copy(member.life), copy(member.arena), member.mark};
-  }
-
-  /// Adds the peers' pidfds to wait_fd(); this rank's eventfd is there from the start.
-  Status watch_members() {
-    const std::vector<Member>& members = session_->group.members;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      if (i == position_ || !members[i].life.valid()) continue;
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.u64 = i;
-      if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, members[i].life.get(), &event) != 0) {
-        return system_error("shm: watching rank " + std::to_string(ranks_[i]), errno);
-      }
+  /// Adds pidfds of peers to wait_fd(); this rank's bell is there from the start.
+  void watch_peers() {
+    awaited_position_ = ranks_.size();
+    watch_ = std::make_unique<PeerWatch>(segment(), session_->bell, position_, epoll_.get(), std::move(session_->group.lives));
+    // A few are all watched from the start: then the number of descriptors stays the same.
+    for (std::size_t i = 0; ranks_.size() <= PeerWatch::kMostWatches + 1 && i < ranks_.size(); ++i) {
+      if (i != position_) watch_->await(i);
     }
-    return {};
   }
 
-  /// Maps the peers' arenas. Where that fails, the peers continue to copy.
-  void map_arenas() {
-    std::vector<Member>& members = session_->group.members;
+  /// Before a sleep, and now and then without one: watches the peers for which this rank waits.
+  void watch_awaited() {
+    watch_->begin_sleep();
+    for (const ShmLink* link : session_->polled) {
+      if (link->used && !link->broken()) watch_->await(link->position());
+    }
+    if (awaited_position_ < ranks_.size() && awaited_position_ != position_) watch_->await(awaited_position_);
+    watch_->check_others();
+  }
+
+  /// Prepares the views of the peers' arenas. Where this rank could not map one, all ranks copy.
+  void prepare_arenas() {
     session_->arena = Arena::instance();
-    session_->arenas.resize(members.size());
-    bool all = true;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      const Descriptor file = std::move(members[i].arena);  // closed here: a mapping stays without it
-      if (i == position_ || !file.valid()) continue;
-      Result<ArenaView> view = ArenaView::map(file);
-      if (view.ok()) {
-        session_->arenas[i] = std::move(view).value();
-      } else {
-        all = false;
-      }
+    session_->reserve = make_reserve();
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      const ArenaFile file = i == position_ ? ArenaFile() : segment().block(i).card.arena;
+      session_->arenas.emplace_back(file, session_->reserve);
     }
-    self_.arena.reset();
     // Needs no ordering: a peer that reads it sends references through the ring, and only this rank resolves them.
-    if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+    if (can_map_arenas()) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+  }
+
+  /// Each rank tests one peer, the next one that has an arena. The system permits access by the user, the groups, the
+  /// privileges and a setting of the process that is accessed. If it permits it to each rank for the next one, all have the
+  /// same user, groups and privileges, and none forbids it: then every rank may access all others.
+  [[nodiscard]] bool can_map_arenas() const {
+    std::size_t bytes = 0;
+    bool tested = false;
+    for (std::size_t step = 1; step < ranks_.size(); ++step) {
+      const RankCard& card = segment().block((position_ + step) % ranks_.size()).card;
+      if (card.arena.size_bytes == 0) continue;
+      bytes += card.arena.size_bytes;
+      if (!card.process.is_valid_for(segment().block(position_).card.process)) return false;  // other numbers in /proc
+      Descriptor opened;
+      if (!std::exchange(tested, true) && open_arena(card.arena, opened) != 0) return false;
+    }
+    rlimit limit{};
+    // A mapping that grows takes at most twice the size.
+    return ::getrlimit(RLIMIT_AS, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur / 2);
   }
 
   /// Tests whether this rank may copy from and to the memory of all peers. Without a pidfd the end of a process is not
   /// detected: its identifier could then mean another process, into which this rank must not write.
   void try_memory() {
     if (!options_.single_copy) return;
-    const std::vector<Member>& members = session_->group.members;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      if (i != position_ && (!members[i].life.valid() || !reaches(members[i].mark))) return;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (i != position_ && (!watch_->can_watch(i) || !reaches(segment().block(i).card.mark))) return;
     }
     // Needs no ordering: it only shows what this rank can do with addresses that it receives from now on.
     segment().block(position_).reaches_memory.store(1, std::memory_order_relaxed);
@@ -321,58 +329,43 @@ class ShmTransport final : public Transport {
                 "; SHOAL_SINGLE_COPY=0 switches such copies off"};
   }
 
-  /// Whether the process has ended, so that its identifier may soon mean another one. Precondition: reaches_all_memory(), so
-  /// that there is a pidfd.
-  [[nodiscard]] bool has_ended(const Member& member) const noexcept {
-    pollfd life{member.life.get(), POLLIN, 0};
-    return ::poll(&life, 1, 0) != 0;  // an error counts as ended
-  }
-
-  /// Whether every rank of the group has mapped the arenas of all its peers.
-  [[nodiscard]] bool all_read_arenas() const noexcept {
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      // Acquires nothing: see map_arenas().
-      if (segment().block(i).reads_arenas.load(std::memory_order_relaxed) == 0) return false;
-    }
-    return true;
-  }
-
-  /// Marks the links whose peers have closed their ends. True where one was marked.
+  /// Marks the links whose peers have closed their ends or died. True where one was marked.
   bool take_closures() {
     known_closures_ = segment().header().closures.load(std::memory_order_acquire);
     bool any = false;
     for (ShmLink* link : session_->links) {
-      if (link->broken() || !link->peer_closed()) continue;
-      link->fail("rank " + std::to_string(link->peer()) + " closed the connection");
+      const std::uint32_t closed = link->broken() ? kOpen : link->peer_closed();
+      if (closed == kOpen) continue;
+      const std::string rank = "rank " + std::to_string(link->peer());
+      link->fail(closed == kDied ? "the process of " + rank + " has ended" : rank + " closed the connection");
       any = true;
     }
+    watch_->follow_ring();
     return any;
   }
 
-  /// Empties the eventfd, and breaks the links to processes that have ended. True where a link broke.
+  /// Takes a ring of the bell, and breaks the links to processes that have ended. True where a link broke.
   bool drain_descriptors() {
+    // First, so that ranks that have closed their ends are no longer watched when their processes end.
+    bool any = segment().header().closures.load(std::memory_order_acquire) != known_closures_ && take_closures();
     epoll_event events[16];
     const int count = ::epoll_wait(epoll_.get(), events, std::size(events), 0);
-    bool any = false;
+    bool ended = false;
     for (int i = 0; i < count; ++i) {
       const std::size_t position = events[i].data.u64;
-      if (position == kOwnWake) {
-        drain_event(self_.wake.get());
+      if (position == kOwnBell) {
+        session_->bell.drain();
         continue;
       }
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(),
-                  nullptr);  // it stays readable for ever
-      for (ShmLink* link : session_->links) {
-        if (link->position() != position || link->broken()) continue;
-        link->fail("the process of rank " + std::to_string(link->peer()) + " has ended");
-        any = true;
-      }
+      watch_->on_readable(position);
+      ended = true;
     }
+    if (ended) any |= take_closures();
     return any;
   }
 
   void stop_sleeping() noexcept {
-    // A peer that sees this store late writes to the eventfd once more, which ends one later wait early.
+    // A peer that sees this store late rings once more, which ends one later wait early.
     segment().block(position_).sleeping.store(0, std::memory_order_relaxed);
   }
 
@@ -381,13 +374,15 @@ class ShmTransport final : public Transport {
   ShmOptions options_;
   std::string address_;
   Listener listener_;
-  Member self_;
+  Bell bell_;  ///< moves to the session
   Descriptor epoll_;
   pid_t owner_;
   bool connected_ = false;
   std::vector<int> ranks_;  ///< the group, sorted
   std::size_t position_ = 0;
-  std::shared_ptr<Session> session_;         ///< null until connected
+  std::shared_ptr<Session> session_;  ///< null until connected, as the next one
+  std::unique_ptr<PeerWatch> watch_;
+  std::size_t awaited_position_ = 0;         ///< of the one writer that this rank awaits; the number of ranks: none or any
   mutable bool reaches_all_memory_ = false;  ///< cached result of reaches_all_memory()
   std::uint32_t known_closures_ = 0;
   unsigned idle_calls_ = 0;
@@ -411,22 +406,18 @@ Status check_options(const ShmOptions& options) {
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   if (Status status = check_options(options); !status.ok()) return status;
-  Member self;
-  self.wake = make_event();
-  if (!self.wake.valid()) return system_error("shm: eventfd", errno);
-  // Without a pidfd (before Linux 5.3), only the layers above detect that a peer was killed.
-  self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-  if (const Arena* arena = Arena::instance()) self.arena = Descriptor(::fcntl(arena->file(), F_DUPFD_CLOEXEC, 0));
+  Result<Bell> bell = Bell::create();
+  if (!bell.ok()) return bell.status();
   Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return system_error("shm: epoll_create1", errno);
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.u64 = kOwnWake;
-  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, self.wake.get(), &event) != 0) return system_error("shm: epoll_ctl", errno);
+  event.data.u64 = kOwnBell;
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, bell->descriptor(), &event) != 0) return system_error("shm: epoll_ctl", errno);
   Result<Listener> listener = Listener::create(options.rank, options.job_id);
   if (!listener.ok()) return listener.status();
   return std::unique_ptr<Transport>(
-      std::make_unique<ShmTransport>(options, std::move(listener).value(), std::move(self), std::move(epoll)));
+      std::make_unique<ShmTransport>(options, std::move(listener).value(), std::move(bell).value(), std::move(epoll)));
 }
 
 }  // namespace shoal
