@@ -37,6 +37,9 @@ constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
 constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 
+/// Not valid before Linux 5.3, and where a sandbox forbids it.
+Descriptor own_pidfd() { return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+
 class ShmTransport final : public Transport {
  public:
   ShmTransport(const ShmOptions& options, Listener listener, Member self, Descriptor epoll)
@@ -119,7 +122,7 @@ class ShmTransport final : public Transport {
       idle_calls_ = 0;
     } else if (++idle_calls_ >= kIdleCallsPerLifeCheck) {
       idle_calls_ = 0;
-      moved = drain_descriptors();
+      moved = drain_descriptors(/*awake=*/false);
     }
     return moved;
   }
@@ -153,7 +156,7 @@ class ShmTransport final : public Transport {
   void finish_wait(bool readable) override {
     if (session_ == nullptr) return;
     stop_sleeping();
-    if (readable) broke_while_waiting_ |= drain_descriptors();
+    if (readable) broke_while_waiting_ |= drain_descriptors(/*awake=*/true);
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
@@ -164,6 +167,9 @@ class ShmTransport final : public Transport {
 
   [[nodiscard]] std::span<std::byte> common_memory() noexcept override {
     return session_ == nullptr ? std::span<std::byte>() : segment().common();
+  }
+  [[nodiscard]] std::span<std::byte> notice_memory() noexcept override {
+    return session_ == nullptr ? std::span<std::byte>() : segment().notices();
   }
   [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
 
@@ -224,11 +230,28 @@ class ShmTransport final : public Transport {
     }
   }
 
-  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory.
+  void wake(std::span<const int> ranks) override {
+    if (session_ == nullptr) return;
+    for (const int rank : ranks) {
+      const std::size_t i = position_of(rank);
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+    }
+  }
+
+  void take_ended(std::vector<Link*>& links, bool look) override {
+    if (session_ == nullptr) return;
+    if (segment().header().closures.load(std::memory_order_acquire) != known_closures_) broke_while_waiting_ |= take_closures();
+    if (look) broke_while_waiting_ |= drain_descriptors(/*awake=*/false);
+    links.insert(links.end(), session_->ended.begin(), session_->ended.end());
+    session_->ended.clear();
+  }
+
+  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory and
+  /// of that for notices.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
     return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
-           SegmentLayout::kCommonBytesPerRank;
+           SegmentLayout::kCommonBytesPerRank + SegmentLayout::kNoticeBytesPerRank;
   }
 
  private:
@@ -342,30 +365,38 @@ class ShmTransport final : public Transport {
     known_closures_ = segment().header().closures.load(std::memory_order_acquire);
     bool any = false;
     for (ShmLink* link : session_->links) {
-      if (link->broken() || !link->peer_closed()) continue;
-      link->fail("rank " + std::to_string(link->peer()) + " closed the connection");
-      any = true;
+      if (link->ended || !link->peer_closed()) continue;
+      any |= note_end(*link, "rank " + std::to_string(link->peer()) + " closed the connection");
     }
     return any;
   }
 
-  /// Empties the eventfd, and breaks the links to processes that have ended. True where a link broke.
-  bool drain_descriptors() {
+  /// True where the link was not broken before.
+  bool note_end(ShmLink& link, std::string how) {
+    link.ended = true;
+    session_->ended.push_back(&link);
+    const bool breaks = !link.broken();
+    if (breaks) link.fail(std::move(how));
+    return breaks;
+  }
+
+  /// Breaks the links to processes that have ended. True where a link broke. `awake`: also empties the eventfd. Before a sleep
+  /// that has been announced, it may hold the only wake-up.
+  bool drain_descriptors(bool awake) {
     epoll_event events[16];
     const int count = ::epoll_wait(epoll_.get(), events, std::size(events), 0);
     bool any = false;
     for (int i = 0; i < count; ++i) {
       const std::size_t position = events[i].data.u64;
       if (position == kOwnWake) {
-        drain_event(self_.wake.get());
+        if (awake) drain_event(self_.wake.get());
         continue;
       }
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(),
                   nullptr);  // it stays readable for ever
       for (ShmLink* link : session_->links) {
-        if (link->position() != position || link->broken()) continue;
-        link->fail("the process of rank " + std::to_string(link->peer()) + " has ended");
-        any = true;
+        if (link->position() != position || link->ended) continue;
+        any |= note_end(*link, "the process of rank " + std::to_string(link->peer()) + " has ended");
       }
     }
     return any;
@@ -409,13 +440,15 @@ Status check_options(const ShmOptions& options) {
 
 }  // namespace
 
+bool shm_peers_see_end() { return own_pidfd().valid(); }
+
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   if (Status status = check_options(options); !status.ok()) return status;
   Member self;
   self.wake = make_event();
   if (!self.wake.valid()) return system_error("shm: eventfd", errno);
-  // Without a pidfd (before Linux 5.3), only the layers above detect that a peer was killed.
-  self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  // Without a pidfd, only the layers above detect that a peer was killed.
+  self.life = own_pidfd();
   if (const Arena* arena = Arena::instance()) self.arena = Descriptor(::fcntl(arena->file(), F_DUPFD_CLOEXEC, 0));
   Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return system_error("shm: epoll_create1", errno);
