@@ -11,7 +11,10 @@ namespace {
 constexpr std::size_t kLineBytes = 64;
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kLogEntries = 1024;  // later ones overwrite the oldest
-constexpr unsigned kWriterBits = 16;       // of an entry: its low bits; above them its number
+constexpr unsigned kWriterBits = 16;       // of an entry
+
+/// Never 0, as the memory is at the start.
+constexpr std::uint64_t log_entry(std::uint64_t number, std::size_t writer) { return (number + 1) << kWriterBits | writer; }
 
 // Values of a cursor that are no position.
 constexpr std::uint64_t kTakenBack = ~std::uint64_t{0};
@@ -98,7 +101,7 @@ void NoticeBoard::announce() noexcept {
   // seq_cst: either a rank that is about to sleep sees it, or this one sees that it sleeps (Transport::wake()). A reader that
   // sees the count sees what was written before it, even where the log lacks the entry still.
   const std::uint64_t number = head().count.fetch_add(1, std::memory_order_seq_cst);
-  head().log[number % kLogEntries].store(number << kWriterBits | own_, std::memory_order_release);
+  head().log[number % kLogEntries].store(log_entry(number, own_), std::memory_order_release);
   if (number == seen_) ++seen_;
 }
 
@@ -166,7 +169,7 @@ void NoticeBoard::read(News& news) {
     const std::uint64_t entry = head().log[number % kLogEntries].load(std::memory_order_acquire);
     const std::size_t writer = entry & ((1U << kWriterBits) - 1);
     // An entry may be missing still, or overwritten already.
-    known = entry >> kWriterBits == (number << kWriterBits) >> kWriterBits && writer < ranks_;
+    known = writer < ranks_ && entry == log_entry(number, writer);
     if (known) read_from(writer, news);
   }
   for (std::size_t writer = 0; !known && writer < ranks_; ++writer) read_from(writer, news);
