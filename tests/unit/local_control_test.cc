@@ -2,12 +2,10 @@
 #include "src/progress/local_control.h"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
