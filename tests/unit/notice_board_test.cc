@@ -199,7 +199,9 @@ TEST(NoticeBoard, MoreNoticesThanTheLogHolds) {
   Boards boards(4);
   std::string expected;
   for (int i = 0; i < 1500; ++i) {
-    if (i == 3) ASSERT_TRUE(boards.write(3, {0}, "late"));
+    if (i == 3) {
+      ASSERT_TRUE(boards.write(3, {0}, "late"));
+    }
     ASSERT_TRUE(boards.write(1, {2}, ""));
     boards.read(2);
     boards.read(3);
