@@ -173,6 +173,16 @@ class Transport {
     static_cast<void>(rank), static_cast<void>(address), static_cast<void>(source), static_cast<void>(bytes);
     return {StatusCode::unsupported, "this transport does not copy to the memory of peers"};
   }
+  /// Memory that every rank of the transport reads and writes, for notices of ranks to each other (aborts, exits): zero at the
+  /// start, page-aligned, the same size for all ranks, used from the first write on. Empty where the transport shares no
+  /// memory.
+  [[nodiscard]] virtual std::span<std::byte> notice_memory() noexcept { return {}; }
+  /// Wakes those of `ranks` that block on wait_fd() after prepare_wait(), whomever they await; to be called after a seq_cst
+  /// write to shared memory, which each of them checks between its prepare_wait() and blocking.
+  virtual void wake(std::span<const int> ranks) { static_cast<void>(ranks); }
+  /// Appends to `links` those whose peers have ended or closed their ends since the last call; each once. Cheap, unless it is
+  /// to `look`: then the transport asks the system for processes that have ended.
+  virtual void take_ended(std::vector<Link*>& links, bool look) { static_cast<void>(links), static_cast<void>(look); }
   /// From the next prepare_wait() on, of the peers' notify() and notify_peers() only those of `rank` need to wake this one; or
   /// of any rank (kAnyWriter, at the start), or of none (kNoWriter). The caller checks between prepare_wait() and blocking that
   /// it still waits for that rank alone.

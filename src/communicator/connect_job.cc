@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -418,7 +419,7 @@ class JobStart {
   }
 
   Status find_hosts() {
-    const auto hosts = gather_texts(exchange_, "node", {node_identity(), affinity_text()});
+    const auto hosts = gather_texts(exchange_, "node", {node_identity(), affinity_text(), shm_peers_see_end() ? "seen" : ""});
     if (!hosts.ok()) return hosts.status();
     std::vector<std::string> identities;
     for (const auto& host : *hosts) {
@@ -426,6 +427,9 @@ class JobStart {
       masks_.push_back(host[1]);
     }
     parts_.topology = topology_from(identities);
+    local_control_ = config().use_shm && std::ranges::all_of(parts_.topology.ranks_of_node(node()), [&](int local) {
+                       return !(*hosts)[static_cast<std::size_t>(local)][2].empty();
+                     });
     if (!config().encryption || !key_.told || parts_.topology.nodes() <= 1) return {};
     return {StatusCode::invalid_argument,
             "SHOAL_ENCRYPTION=on between hosts cannot use the key that mpirun created, because mpirun's daemons transmit "
@@ -469,8 +473,8 @@ class JobStart {
   Status divide_peers() {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
-      opened_.control.peers.push_back(peer);
       const bool same_node = parts_.topology.node_of_rank[static_cast<std::size_t>(peer)] == node();
+      if (!(same_node && local_control_)) opened_.control.peers.push_back(peer);
       if (!(same_node && config().use_shm) && config().network == Network::none) {
         return {StatusCode::unsupported, fmt::format("rank {} runs on another host, in another container or as another "
                                                      "user, where shm cannot connect it; allow tcp, ofi or "
@@ -482,7 +486,9 @@ class JobStart {
     return {};
   }
 
+  /// Connections for control messages to the ranks with which this one shares no memory.
   Status open_control() {
+    if (opened_.control.peers.empty()) return {};
     TcpOptions options = tcp_options(config(), link_key_, lost_after_, rank_, size_, "control", 0x636F6E74726F6C);
     options.sockets_per_peer = 1;
     options.tile_bytes = kControlTileBytes;
@@ -536,11 +542,30 @@ class JobStart {
       for (const auto& of_rank : *all) found.push_back(of_rank[i]);
       return found;
     };
-    auto control_links = connect(opened_.control, addresses(0), time_limit());
-    if (!control_links.ok()) return control_links.status();
-    parts_.control = std::make_unique<ControlPlane>(std::move(opened_.control.transport), std::move(control_links).value());
+    if (Status status = connect_control(addresses(0)); !status.ok()) return status;
     if (Status status = add_links(opened_.shm, addresses(1)); !status.ok()) return status;
+    if (Status status = add_local_control(); !status.ok()) return status;
     return add_links(opened_.network, addresses(2));
+  }
+
+  Status connect_control(const std::vector<std::string>& addresses) {
+    std::vector<std::unique_ptr<Link>> links;
+    if (opened_.control.transport != nullptr) {
+      auto connected = connect(opened_.control, addresses, time_limit());
+      if (!connected.ok()) return connected.status();
+      links = std::move(connected).value();
+    }
+    parts_.control = std::make_unique<ControlPlane>(std::move(opened_.control.transport), std::move(links));
+    return {};
+  }
+
+  /// Control messages between the ranks of this host go through the memory that they share now.
+  Status add_local_control() {
+    if (!local_control_ || opened_.shm.peers.empty()) return {};
+    auto local = std::make_unique<LocalControl>(*parts_.transports.back(), rank_, opened_.shm.peers);
+    if (!local->usable()) return {StatusCode::internal, "start-up: the shared memory has too little room for control messages"};
+    parts_.control->add(std::move(local));
+    return {};
   }
 
   Status add_links(TransportSetup& setup, const std::vector<std::string>& addresses) {
@@ -602,6 +627,7 @@ class JobStart {
   std::chrono::milliseconds lost_after_{0};
   Decision decision_;
   Key link_key_{};
+  bool local_control_ = false;      // control messages in this host need no connections
   std::vector<std::string> masks_;  // of the cores of each rank
   OwnPlace place_;
 };
@@ -624,11 +650,11 @@ Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey&
     return connected;
   }
   const Status cause = exchange.abort(connected.status());
-  // A rank that has already finished the exchange no longer reads the store, so the control connections carry the cause as
-  // well.
+  // A rank that has already finished the exchange no longer reads the store, so the control plane carries the cause as well.
   if (ControlPlane* const control = opened->parts.control.get(); control != nullptr) {
-    control->send_abort({}, opened->control.peers,
-                        {cause.code(), fmt::format("rank {} aborted the startup: {}", rank, cause.message())});
+    std::vector<int> others(static_cast<std::size_t>(size));
+    std::iota(others.begin(), others.end(), 0);
+    control->send_abort({}, others, {cause.code(), fmt::format("rank {} aborted the startup: {}", rank, cause.message())});
     control->finish();
   }
   store->leave();  // an orderly leave: the cause is published

@@ -10,17 +10,20 @@ namespace shoal {
 
 bool ControlMessages::poll() {
   due_ = false;
-  if (plane_ == nullptr) return false;
-  messages_.clear();
-  const bool moved = plane_->poll(messages_);
-  for (const ControlPlane::Message& message : messages_) pass_on(message);
+  const bool moved = plane_ != nullptr && plane_->poll(messages_);
+  pass_on();
   return moved;
 }
 
-bool ControlMessages::poll_if_due() {
-  const bool moved = due_ && poll();
-  peers_.report_deaths(clients_.all());
-  return moved;
+bool ControlMessages::read_if_due() {
+  if (plane_ == nullptr || !(due_ || plane_->due())) return false;
+  due_ = false;
+  return plane_->poll(messages_);
+}
+
+void ControlMessages::pass_on() {
+  if (messages_.empty()) return;
+  for (const ControlPlane::Message& message : std::exchange(messages_, {})) pass_on(message);
 }
 
 void ControlMessages::pass_on(const ControlPlane::Message& message) {
@@ -44,8 +47,8 @@ void ControlMessages::pass_on(const ControlPlane::Message& message) {
 }
 
 bool ControlMessages::prepare_wait() {
-  if (transport() == nullptr) return true;
-  due_ |= !transport()->prepare_wait() || plane_->due();
+  if (plane_ == nullptr) return true;
+  due_ |= (transport() != nullptr && !transport()->prepare_wait()) || plane_->due();
   return !due_;
 }
 

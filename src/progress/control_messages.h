@@ -30,8 +30,12 @@ class ControlMessages {
 
   /// Reads what has arrived; an abort closes the communicator that it is about. True where anything arrived.
   bool poll();
-  /// poll(), where a message may have arrived since the last one. Reports deaths.
-  bool poll_if_due();
+  /// The two halves of poll(). What peers had sent by links before these messages can be received between them.
+  bool read_if_due();
+  void pass_on();
+  /// Messages have been read and not passed on.
+  [[nodiscard]] bool has_read() const noexcept { return !messages_.empty(); }
+  void report_deaths() { peers_.report_deaths(clients_.all()); }
   void set_due() noexcept { due_ = true; }
   /// A message waits for a slow peer.
   [[nodiscard]] bool unsent() const noexcept { return plane_ != nullptr && plane_->pending(); }
@@ -49,7 +53,7 @@ class ControlMessages {
   EarlyRecords& early_;
   PeerStates peers_;
   LastWaits last_waits_;
-  std::vector<ControlPlane::Message> messages_;  // scratch of poll()
+  std::vector<ControlPlane::Message> messages_;  // read, not passed on
   bool due_ = true;                              // a message may have arrived since the last poll()
 };
 

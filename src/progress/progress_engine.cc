@@ -16,6 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
+/// Passes between reading control messages and passing them on, while data moves.
+constexpr int kPassesBeforeControl = 16;
 
 }  // namespace
 
@@ -105,7 +107,7 @@ Group ProgressEngine::next_group_of(const std::vector<int>& members) {
 void ProgressEngine::leave_to_parent() noexcept {
   left_to_parent_ = true;
   for (const auto& transport : parts_.transports) transport->leave_to_parent();
-  if (Transport* const control = control_messages_.transport(); control != nullptr) control->leave_to_parent();
+  if (parts_.control != nullptr) parts_.control->leave_to_parent();
   for (ProgressClient* client : clients_.all()) client->leave_to_parent();
 }
 
@@ -181,6 +183,10 @@ void ProgressEngine::tend_to_closed() {
 bool ProgressEngine::progress() {
   drain_inbox();
   if (attention_.load(std::memory_order_relaxed)) return check();
+  return move_data();
+}
+
+bool ProgressEngine::move_data() {
   bool moved = false;
   bool on_links = false;
   // Sends first: a transport may hold small tiles until progress(), to let them travel together.
@@ -219,7 +225,7 @@ bool ProgressEngine::check_if_overdue() {
 }
 
 bool ProgressEngine::check() {
-  bool moved = control_messages_.poll_if_due();
+  bool moved = handle_control();
   for (ProgressClient* client : running_) moved |= client->check();
   while (attention_.exchange(false, std::memory_order_seq_cst)) {
     for (std::size_t i = 0; i < clients_.all().size(); ++i) moved |= clients_.all()[i]->end_if_closed();
@@ -228,6 +234,18 @@ bool ProgressEngine::check() {
       return !client->running;
     });
   }
+  return moved;
+}
+
+bool ProgressEngine::handle_control() {
+  const bool moved = control_messages_.read_if_due();
+  // A call that has all its data succeeds, although a peer has aborted since.
+  for (int pass = 0; pass < kPassesBeforeControl && control_messages_.has_read() && !attention_.load(std::memory_order_relaxed);
+       ++pass) {
+    if (!move_data()) break;
+  }
+  control_messages_.pass_on();
+  control_messages_.report_deaths();
   return moved;
 }
 

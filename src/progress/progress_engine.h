@@ -168,6 +168,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// Whose writes to shared memory matter to the calls in flight; see Transport::await_writer().
   [[nodiscard]] int awaited_writer() const noexcept;
   void drain_inbox();
+  /// Moves data, as progress(), and looks at nothing else. True where any moved.
+  bool move_data();
+  /// Reads control messages, then what peers had sent on the links before them, then passes the messages on.
+  bool handle_control();
   void mark_running(ProgressClient& client);
 
   ProgressEngineParts parts_;

@@ -1,5 +1,6 @@
 // Control messages of peers and announcements of messages: reports of waiting ranks, causes of aborts, sizes.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -10,13 +11,47 @@
 #include "src/diagnosis/call_history.h"
 #include "src/diagnosis/straggler_detector.h"
 #include "src/progress/control.h"
+#include "src/progress/notice_board.h"
 #include "src/runtime/messages.h"
 
-using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
+using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one target
+
+namespace {
+
+/// Rank 1 of two has written the input into its part of a NoticeBoard: what it has written, its cursors, its ring.
+void read_board(std::span<const std::byte> bytes) {
+  constexpr std::size_t kAreaBytes = 36864;
+  constexpr std::size_t kHeadBytes = 12288;
+  alignas(64) static std::array<std::byte, kHeadBytes + 2 * kAreaBytes> memory;
+  memory.fill(std::byte{0});
+  NoticeBoard zero(memory, 2, 0);
+  NoticeBoard::Receivers one(2);
+  one.insert(1);
+  if (!zero.usable() || !zero.write(1, {}, one, bytes.first(std::min<std::size_t>(bytes.size(), 100)))) std::abort();
+  std::memcpy(memory.data() + kHeadBytes + kAreaBytes, bytes.data(), std::min(bytes.size(), kAreaBytes));
+  NoticeBoard::News news;
+  for (int i = 0; i < 2; ++i) zero.read_from(1, news);
+  if (news.malformed.size() > 1) std::abort();
+  for (const auto& [writer, notice] : news.notices) {
+    if (writer != 1 || notice.payload.size() > NoticeBoard::kMostBytes || notice.group.check >= GroupName::kCheckLimit)
+      std::abort();
+    static_cast<void>(ControlMessage::parse(1, notice.kind, notice.group, notice.payload));
+  }
+  // The writer follows no cursor that makes no sense.
+  while (zero.write(1, {}, one, bytes.first(std::min<std::size_t>(bytes.size(), 4096)))) {
+  }
+  const auto slow = zero.slowest();
+  if (slow && *slow != 1) std::abort();
+  static_cast<void>(zero.take_back(1));
+  if (!zero.write(1, {}, one, {})) std::abort();
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   constexpr int kRanks = 5;
   const auto bytes = std::as_bytes(std::span(data, size));
+  read_board(bytes);
   const Status cause = parse_abort(3, bytes);
   if (cause.ok() || std::ranges::any_of(cause.message(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
     std::abort();

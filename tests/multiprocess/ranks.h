@@ -47,6 +47,10 @@ void expect_ranks(int size, const CommunicatorOptions& options,
 Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size,
                                            const CommunicatorOptions& options);
 
+/// Makes pidfd_open() fail in this process, as before Linux 5.3 and in some sandboxes. False if this system has no seccomp
+/// filters.
+bool deny_pidfd();
+
 /// Why "ofi" or "ucx" cannot be tested here; empty if it can.
 std::string library_complaint(const std::string& transport);
 

@@ -1,17 +1,13 @@
 // Calls that copy data between the memories of the ranks' processes (process_vm_readv and process_vm_writev): right results,
 // every fallback to the links, and no access to buffers after a failure.
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -174,23 +170,11 @@ TEST_P(SingleCopy, DeniedCopyFallsBackToLinks) {
   testing::expect_all_well(outcomes);
 }
 
-/// Makes pidfd_open() fail, as before Linux 5.3. False if this system has no seccomp filters.
-bool deny_pidfd() {
-  std::array<sock_filter, 4> filter{
-      sock_filter{BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
-      sock_filter{BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_pidfd_open},
-      sock_filter{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | ENOSYS},
-      sock_filter{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
-  };
-  const sock_fprog program{filter.size(), filter.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 // Without a pidfd a rank would not notice that the pid belongs to another process now.
 TEST_P(SingleCopy, MissingPidfdFallsBackToLinks) {
   ::setenv("SHOAL_SINGLE_COPY", "2", 1);
   const auto outcomes = testing::run_ranks(GetParam(), [](int rank, int size, const std::string& directory) -> std::string {
-    if (rank == 1 && !deny_pidfd()) return "no filter";
+    if (rank == 1 && !testing::deny_pidfd()) return "no filter";
     auto c = testing::join(directory, rank, size, over_shm());
     if (!c.ok()) return c.status().to_string();
     const int before = shared_system.copies;

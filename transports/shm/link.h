@@ -49,6 +49,7 @@ struct Session {
   RankBlock* own = nullptr;       ///< of this rank
   std::vector<ShmLink*> polled;   ///< of them, those whose rings progress() looks at
   std::vector<ShmLink*> active;   ///< since the last take_active()
+  std::vector<ShmLink*> ended;    ///< since the last take_ended()
   unsigned calls = 0;             ///< of poll_less()
 
   /// Whether every rank of the group can map the arenas of all its peers. Cheap.
@@ -81,7 +82,7 @@ class ShmLink final : public Link {
     session_->links.push_back(this);
   }
   ~ShmLink() override {
-    for (auto* list : {&session_->links, &session_->polled, &session_->active}) std::erase(*list, this);
+    for (auto* list : {&session_->links, &session_->polled, &session_->active, &session_->ended}) std::erase(*list, this);
   }
 
   [[nodiscard]] int peer() const noexcept override { return peer_; }
@@ -141,7 +142,8 @@ class ShmLink final : public Link {
   // For Session.
   bool polled = false;
   bool active = false;
-  bool used = false;  ///< lately a peek() has found nothing
+  bool ended = false;  ///< its peer has ended or closed its end
+  bool used = false;   ///< lately a peek() has found nothing
   void notify_peer() const noexcept { wake_if_awaiting(peer_block_, own_position_, session_->bell); }
   [[nodiscard]] std::size_t position() const noexcept { return position_; }
 

@@ -1,6 +1,6 @@
 // The memory that a group shares: its layout, and which rank writes which part.
 //
-//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair | common memory
+//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair | common memory | notices
 //
 // The file is sparse: pages exist from the first write on, so a pair that never communicates costs only address space.
 #pragma once
@@ -88,10 +88,13 @@ struct SegmentLayout {
     return round_up(window_offset(ranks) + ranks * (ranks - 1) * ring.ring_bytes(), kPageBytes);
   }
   [[nodiscard]] std::size_t common_bytes() const { return kPageBytes + ranks * kCommonBytesPerRank; }
-  [[nodiscard]] std::size_t segment_bytes() const { return common_offset() + common_bytes(); }
+  [[nodiscard]] std::size_t notice_offset() const { return common_offset() + common_bytes(); }
+  [[nodiscard]] std::size_t notice_bytes() const { return 3 * kPageBytes + ranks * kNoticeBytesPerRank; }
+  [[nodiscard]] std::size_t segment_bytes() const { return notice_offset() + notice_bytes(); }
 
   static constexpr std::size_t kPageBytes = 4096;
   static constexpr std::size_t kCommonBytesPerRank = 64 * (std::size_t{100} << 10);
+  static constexpr std::size_t kNoticeBytesPerRank = std::size_t{64} << 10;
 };
 
 /// A mapping of the segment. Moves; unmaps itself.
@@ -121,6 +124,9 @@ class Segment {
   }
   [[nodiscard]] std::span<std::byte> common() const noexcept {
     return {memory_ + layout_.common_offset(), layout_.common_bytes()};
+  }
+  [[nodiscard]] std::span<std::byte> notices() const noexcept {
+    return {memory_ + layout_.notice_offset(), layout_.notice_bytes()};
   }
   [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
 

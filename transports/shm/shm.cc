@@ -118,7 +118,7 @@ class ShmTransport final : public Transport {
     } else if (++idle_calls_ >= kIdleCallsPerLifeCheck) {
       idle_calls_ = 0;
       watch_awaited();
-      moved = drain_descriptors();
+      moved = drain_descriptors(/*awake=*/false);
     }
     return moved;
   }
@@ -153,7 +153,7 @@ class ShmTransport final : public Transport {
   void finish_wait(bool readable) override {
     if (session_ == nullptr) return;
     stop_sleeping();
-    if (readable) broke_while_waiting_ |= drain_descriptors();
+    if (readable) broke_while_waiting_ |= drain_descriptors(/*awake=*/true);
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
@@ -164,6 +164,9 @@ class ShmTransport final : public Transport {
 
   [[nodiscard]] std::span<std::byte> common_memory() noexcept override {
     return session_ == nullptr ? std::span<std::byte>() : segment().common();
+  }
+  [[nodiscard]] std::span<std::byte> notice_memory() noexcept override {
+    return session_ == nullptr ? std::span<std::byte>() : segment().notices();
   }
   [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
 
@@ -225,11 +228,28 @@ class ShmTransport final : public Transport {
     }
   }
 
-  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory.
+  void wake(std::span<const int> ranks) override {
+    if (session_ == nullptr) return;
+    for (const int rank : ranks) {
+      const std::size_t i = position_of(rank);
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->bell);
+    }
+  }
+
+  void take_ended(std::vector<Link*>& links, bool look) override {
+    if (session_ == nullptr) return;
+    if (segment().header().closures.load(std::memory_order_acquire) != known_closures_) broke_while_waiting_ |= take_closures();
+    if (look) broke_while_waiting_ |= drain_descriptors(/*awake=*/false);
+    links.insert(links.end(), session_->ended.begin(), session_->ended.end());
+    session_->ended.clear();
+  }
+
+  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory and
+  /// of that for notices.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
     return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
-           SegmentLayout::kCommonBytesPerRank;
+           SegmentLayout::kCommonBytesPerRank + SegmentLayout::kNoticeBytesPerRank;
   }
 
  private:
@@ -334,18 +354,27 @@ class ShmTransport final : public Transport {
     known_closures_ = segment().header().closures.load(std::memory_order_acquire);
     bool any = false;
     for (ShmLink* link : session_->links) {
-      const std::uint32_t closed = link->broken() ? kOpen : link->peer_closed();
+      const std::uint32_t closed = link->ended ? kOpen : link->peer_closed();
       if (closed == kOpen) continue;
       const std::string rank = "rank " + std::to_string(link->peer());
-      link->fail(closed == kDied ? "the process of " + rank + " has ended" : rank + " closed the connection");
-      any = true;
+      any |= note_end(*link, closed == kDied ? "the process of " + rank + " has ended" : rank + " closed the connection");
     }
     watch_->follow_ring();
     return any;
   }
 
-  /// Takes a ring of the bell, and breaks the links to processes that have ended. True where a link broke.
-  bool drain_descriptors() {
+  /// True where the link was not broken before.
+  bool note_end(ShmLink& link, std::string how) {
+    link.ended = true;
+    session_->ended.push_back(&link);
+    const bool breaks = !link.broken();
+    if (breaks) link.fail(std::move(how));
+    return breaks;
+  }
+
+  /// Breaks the links to processes that have ended. True where a link broke. `awake`: also takes a ring of the bell. Before a
+  /// sleep that has been announced, it may be the only wake-up.
+  bool drain_descriptors(bool awake) {
     // First, so that ranks that have closed their ends are no longer watched when their processes end.
     bool any = segment().header().closures.load(std::memory_order_acquire) != known_closures_ && take_closures();
     epoll_event events[16];
@@ -354,7 +383,7 @@ class ShmTransport final : public Transport {
     for (int i = 0; i < count; ++i) {
       const std::size_t position = events[i].data.u64;
       if (position == kOwnBell) {
-        session_->bell.drain();
+        if (awake) session_->bell.drain();
         continue;
       }
       watch_->on_readable(position);
@@ -403,6 +432,8 @@ Status check_options(const ShmOptions& options) {
 }
 
 }  // namespace
+
+bool shm_peers_see_end() { return open_own_process().valid(); }
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   if (Status status = check_options(options); !status.ok()) return status;

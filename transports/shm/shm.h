@@ -29,4 +29,7 @@ struct ShmOptions {
 /// Errors: invalid_argument for options out of range; system_error when descriptors run out.
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 
+/// Whether peers learn of the end of this process, however it ends: not where the system or a sandbox gives it no pidfd.
+bool shm_peers_see_end();
+
 }  // namespace shoal
