@@ -1,0 +1,113 @@
+// HostControl: control messages between hosts, as one rank of a host sees them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "src/progress/overlay/keeper_role.h"
+#include "src/progress/overlay/known_facts.h"
+#include "src/progress/overlay/message.h"
+#include "src/progress/overlay/neighbour_links.h"
+#include "src/progress/overlay/overlay_actions.h"
+#include "src/progress/overlay/wait_collector.h"
+
+namespace shoal {
+
+/// Each rank has one. That of the keeper holds the connections; that of any other rank remembers what passes over the board,
+/// so that it can be the next keeper. The board of the host is one more connection: what is new goes to all connections but the
+/// one that it came from, and a new connection begins with all that is known. So nothing is lost with a host or a keeper: see
+/// README.md.
+///
+/// Its owner tells it what happens, calls look() at next_time() at the latest and at each change of the claim, and does
+/// actions(). No sockets, no threads, and it reads no clock. Thread rule: one thread at a time.
+class HostControl {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  struct Options {
+    Time::duration lost_after = std::chrono::seconds(30);  ///< SHOAL_LOST_AFTER
+    std::uint32_t abort_kind = 1;  ///< Notice::kind of aborts: of each communicator only the first is flooded
+  };
+  /// How long farewells and goodbyes are collected. So a job whose ranks all end at about the same time sends few messages.
+  static constexpr std::chrono::milliseconds kCollect{5};
+
+  /// `table` outlives it. `rank`: of this process, in the job.
+  HostControl(const HostTable& table, int rank, const Options& options, Time now);
+
+  /// To be done before the next call to anything here.
+  [[nodiscard]] OverlayActions& actions() noexcept { return actions_; }
+  [[nodiscard]] Time next_time() const noexcept;
+  [[nodiscard]] bool is_keeper() const noexcept { return role_.is_keeper(); }
+  [[nodiscard]] const KnownFacts& facts() const noexcept { return facts_; }
+
+  // What happens on this host.
+  /// What the board says about the keeper. Does what is due.
+  void look(const KeeperClaim& claim, Time now);
+  /// Another rank has written this to the board, or this one has, but for what actions() told it to publish. Returns what of it
+  /// is new to this rank.
+  std::optional<OverlayMessage> on_board(const OverlayMessage& message, Time now);
+  /// A process of this host has ended without a goodbye; `how`: for the reports.
+  void on_process_ended(int rank, std::span<const std::byte> how, Time now);
+  /// The slot of `rank` on the board has changed. A new keeper is told of all slots.
+  void on_wait(int rank, const std::optional<WaitSlot>& slot, Time now);
+  /// Sends what is still being collected: this process is about to end.
+  void flush();
+
+  // What happens on connections. A connection to this rank is accepted unless redirect() names the keeper.
+  [[nodiscard]] std::optional<int> redirect() const noexcept;
+  void on_connected(const Endpoint& peer);
+  // See NeighbourLinks.
+  void on_lost(const Endpoint& peer, bool silent, Time now);
+  void on_refused(const Endpoint& peer, Time now) { links_.on_refused(peer, now, actions_); }
+  void on_silent(const Endpoint& peer, Time now) { links_.on_silent(peer, now, actions_); }
+  void on_redirected(const Endpoint& peer, int keeper, Time now) { links_.on_redirected(peer, keeper, now, actions_); }
+  /// False where the bytes are no message: the connection is of no use.
+  bool on_message(int from, std::span<const std::byte> bytes, Time now);
+
+ private:
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+
+  static constexpr int kBoard = -1;  ///< as a source of messages
+
+  // A message from `from`, a host or kBoard.
+  void take(int from, const Notice& notice, Time now);
+  void take(int from, const RankFacts& facts, Time now);
+  void take(int from, const WaitRequest& request, Time now);
+  void take(int from, const WaitQuestion& question, Time now);
+  void take(int from, const WaitAnswer& answer, Time now);
+  void take(int from, const WaitVerdict& verdict, Time now);
+  void take(int from, const RoutedMessage& message, Time now);
+
+  /// Passes on facts that are new; deaths at once, the rest with what else is collected.
+  void pass_on(int from, RankFacts facts, Time now);
+  /// Ranks or hosts may have ended.
+  void on_ends(const RankRuns& ranks, Time now);
+  void flood(int from, const OverlayMessage& message);
+  void send(int host, const OverlayMessage& message);
+  void become_keeper(Time now);
+  void send_waits(WaitCollector::Output& out);
+  /// Hosts of which no rank can be reached.
+  void on_dead_hosts(const std::vector<int>& hosts, Time now);
+
+  const HostTable& table_;
+  const int rank_;
+  const int host_;
+  const Options options_;
+  KnownFacts facts_;
+  KeeperRole role_;
+  NeighbourLinks links_;
+  WaitCollector waits_;
+  OverlayActions actions_;
+  bool was_keeper_ = false;
+  Time beat_at_ = Time::max();
+  Time collected_until_ = Time::max();
+  std::vector<RankFacts> for_hosts_;  // collected; to be sent
+  std::vector<RankFacts> for_board_;  // of them, those from other hosts; to be published
+};
+
+}  // namespace shoal
