@@ -85,6 +85,8 @@ void OverlaySimulation::wake_others(int rank) {
 void OverlaySimulation::wake(int rank) {
   Process& it = process(rank);
   Board& board = board_of(rank);
+  it.control->look(board.claim, now_);  // first: it may have been stopped, and another is the keeper
+  act(rank);
   for (; it.cursor < board.log.size(); ++it.cursor) {
     const auto [writer, message] = board.log[it.cursor];  // a copy: the log may grow
     if (writer == rank) continue;
@@ -176,13 +178,7 @@ void OverlaySimulation::end(int rank, Duration notice, bool in_order) {
     const Time seen = in_order ? delivered : now_ + notice;
     if (!in_order)
       connection->cut_at = now_ + Duration(static_cast<Duration::rep>(random(static_cast<std::uint64_t>(notice.count()) + 1)));
-    const Endpoint self{table_.host_of(rank), rank};
-    to_process(seen, other, [this, other = other, self, connection = connection, silent = board.off] {
-      Process& its = process(other);
-      const auto known = its.peers.find(self.host);
-      if (known != its.peers.end() && known->second.second == connection) its.peers.erase(known);
-      its.control->on_lost(self, silent, now_);
-    });
+    report_lost(seen, rank, other, connection, board.off);
   }
   for (const int other : table_.ranks_of(table_.host_of(rank))) {
     if (other == rank || in_order || board.off) continue;
@@ -216,8 +212,10 @@ void OverlaySimulation::connect(int from, int to) {
     const auto answer = [&](Duration after, auto what) {
       to_process(now_ + after, from, [this, from, what] { what(*process(from).control); });
     };
-    if (board_of(to).off || its.stopped) {
+    if (board_of(to).off) {
       answer(options_.connect_timeout, [this, peer](HostControl& control) { control.on_silent(peer, now_); });
+    } else if (its.alive && its.stopped) {
+      answer(options_.connect_timeout, [this, peer](HostControl& control) { control.on_unanswered(peer, now_); });
     } else if (!its.alive) {
       answer(delay(), [this, peer](HostControl& control) { control.on_refused(peer, now_); });
     } else if (const auto keeper = its.control->redirect()) {
@@ -244,12 +242,7 @@ void OverlaySimulation::establish(int a, int b) {
     process(own).control->on_connected({host, other});
     if (replaced != nullptr && replaced->open) {  // the real layer is told to disconnect it
       replaced->open = false;
-      to_process(now_ + delay(), replaced_rank, [this, replaced, replaced_rank, self = Endpoint{table_.host_of(own), own}] {
-        Process& its = process(replaced_rank);
-        const auto its_peer = its.peers.find(self.host);
-        if (its_peer != its.peers.end() && its_peer->second.second == replaced) its.peers.erase(its_peer);
-        its.control->on_lost(self, false, now_);
-      });
+      report_lost(now_ + delay(), own, replaced_rank, replaced, false);
     }
     act(own);
   }
@@ -262,11 +255,16 @@ void OverlaySimulation::disconnect(int rank, int host) {
   process(rank).peers.erase(known);
   if (!std::exchange(connection->open, false)) return;
   const Time seen = std::max(now_ + delay(), connection->delivered_until[other > rank ? 1 : 0]);
-  to_process(seen, other, [this, other = other, connection = connection, self = Endpoint{table_.host_of(rank), rank}] {
-    Process& its = process(other);
-    const auto its_peer = its.peers.find(self.host);
-    if (its_peer != its.peers.end() && its_peer->second.second == connection) its.peers.erase(its_peer);
-    its.control->on_lost(self, false, now_);
+  report_lost(seen, rank, other, connection, false);
+}
+
+void OverlaySimulation::report_lost(Time time, int from, int to, const std::shared_ptr<Connection>& connection, bool silent) {
+  to_process(time, to, [this, to, connection, silent, peer = Endpoint{table_.host_of(from), from}] {
+    Process& its = process(to);
+    const auto known = its.peers.find(peer.host);
+    if (known == its.peers.end() || known->second.second != connection) return;  // it has been replaced
+    its.peers.erase(known);
+    its.control->on_lost(peer, silent, now_);
   });
 }
 

@@ -123,6 +123,8 @@ class OverlaySimulation {
   void establish(int a, int b);
   void disconnect(int rank, int host);
   void send(int rank, int host, const std::shared_ptr<const std::vector<std::byte>>& bytes);
+  /// To `to`: the connection with `from` has ended.
+  void report_lost(Time time, int from, int to, const std::shared_ptr<Connection>& connection, bool silent);
   /// The process ends: its peers notice after `notice`.
   void end(int rank, Duration notice, bool in_order);
 

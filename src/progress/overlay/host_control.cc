@@ -123,6 +123,10 @@ std::optional<int> HostControl::redirect() const noexcept {
 }
 
 void HostControl::on_connected(const Endpoint& peer) {
+  if (redirect()) {  // another rank has become the keeper since this connection was asked for
+    actions_.disconnect.push_back(peer);
+    return;
+  }
   if (!links_.on_connected(peer, actions_)) return;
   for (const OverlayMessage& each : facts_.all()) send(peer.host, each);
 }
@@ -137,6 +141,7 @@ void HostControl::on_lost(const Endpoint& peer, bool silent, Time now) {
 bool HostControl::on_message(int from, std::span<const std::byte> bytes, Time now) {
   const auto message = parse_overlay(bytes, table_.hosts(), table_.ranks());
   if (!message) return false;
+  if (!links_.is_up(from)) return true;  // sent before this rank closed the connection; the keeper has it from others
   std::visit([&](const auto& each) { take(from, each, now); }, *message);
   return true;
 }
@@ -157,7 +162,7 @@ void HostControl::pass_on(int from, RankFacts facts, Time now) {
   if (facts.kind == RankFacts::Kind::death) {
     flood(from, facts);
     if (from != kBoard) actions_.publish.emplace_back(std::move(facts));
-  } else if (!links_.up().empty() || is_keeper()) {
+  } else if (!links_.up().empty()) {  // without connections: each new one begins with it
     collected_until_ = std::min(collected_until_, now + kCollect);
     if (from != kBoard) join(for_board_, facts);
     join(for_hosts_, std::move(facts));

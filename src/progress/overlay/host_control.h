@@ -23,8 +23,9 @@ namespace shoal {
 /// one that it came from, and a new connection begins with all that is known. So nothing is lost with a host or a keeper: see
 /// README.md.
 ///
-/// Its owner tells it what happens, calls look() at next_time() at the latest and at each change of the claim, and does
-/// actions(). No sockets, no threads, and it reads no clock. Thread rule: one thread at a time.
+/// Its owner tells it what happens, after look() has told it who is the keeper, calls look() at next_time() at the latest and
+/// at each change of the claim, and does actions(). No sockets, no threads, and it reads no clock. Thread rule: one thread at a
+/// time.
 class HostControl {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -44,6 +45,8 @@ class HostControl {
   [[nodiscard]] Time next_time() const noexcept;
   [[nodiscard]] bool is_keeper() const noexcept { return role_.is_keeper(); }
   [[nodiscard]] const KnownFacts& facts() const noexcept { return facts_; }
+  /// Ascending.
+  [[nodiscard]] std::vector<int> connected_hosts() const { return links_.up(); }
 
   // What happens on this host.
   /// What the board says about the keeper. Does what is due.
@@ -58,15 +61,17 @@ class HostControl {
   /// Sends what is still being collected: this process is about to end.
   void flush();
 
-  // What happens on connections. A connection to this rank is accepted unless redirect() names the keeper.
+  // What happens on connections. A connection to this rank is accepted unless redirect() names the keeper. Of a connection that
+  // another one to the same host has replaced nothing more is told.
   [[nodiscard]] std::optional<int> redirect() const noexcept;
   void on_connected(const Endpoint& peer);
   // See NeighbourLinks.
   void on_lost(const Endpoint& peer, bool silent, Time now);
   void on_refused(const Endpoint& peer, Time now) { links_.on_refused(peer, now, actions_); }
   void on_silent(const Endpoint& peer, Time now) { links_.on_silent(peer, now, actions_); }
+  void on_unanswered(const Endpoint& peer, Time now) { links_.on_unanswered(peer, now, actions_); }
   void on_redirected(const Endpoint& peer, int keeper, Time now) { links_.on_redirected(peer, keeper, now, actions_); }
-  /// False where the bytes are no message: the connection is of no use.
+  /// False where the bytes are no message: the connection is to be closed.
   bool on_message(int from, std::span<const std::byte> bytes, Time now);
 
  private:

@@ -36,6 +36,7 @@ bool NeighbourLinks::on_lost(const Endpoint& peer, bool silent, Time now, Overla
 void NeighbourLinks::on_refused(const Endpoint& peer, Time now, OverlayActions& out) {
   Link* const link = tried(peer);
   if (link == nullptr) return;
+  link->silent_since = now;
   link->refused.push_back(peer.rank);
   try_next(peer.host, *link, peer.rank, now, out);
 }
@@ -48,6 +49,13 @@ void NeighbourLinks::on_silent(const Endpoint& peer, Time now, OverlayActions& o
   } else {
     try_next(peer.host, *link, peer.rank, now, out);
   }
+}
+
+void NeighbourLinks::on_unanswered(const Endpoint& peer, Time now, OverlayActions& out) {
+  Link* const link = tried(peer);
+  if (link == nullptr) return;
+  link->silent_since = now;
+  try_next(peer.host, *link, peer.rank, now, out);
 }
 
 void NeighbourLinks::on_redirected(const Endpoint& peer, int keeper, Time now, OverlayActions& out) {

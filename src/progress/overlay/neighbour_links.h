@@ -34,8 +34,10 @@ class NeighbourLinks {
   bool on_lost(const Endpoint& peer, bool silent, Time now, OverlayActions& out);
   /// No process listens there any more.
   void on_refused(const Endpoint& peer, Time now, OverlayActions& out);
-  /// No answer in the time that a connection may take.
+  /// Its system has not answered in the time that a connection may take.
   void on_silent(const Endpoint& peer, Time now, OverlayActions& out);
+  /// Its system has, but not the process: it may be stopped.
+  void on_unanswered(const Endpoint& peer, Time now, OverlayActions& out);
   /// It is not the keeper; `keeper` is.
   void on_redirected(const Endpoint& peer, int keeper, Time now, OverlayActions& out);
   /// Returns the hosts that have died.

@@ -33,7 +33,7 @@ struct WaitSlot {
 class WaitCollector {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  static constexpr std::chrono::milliseconds kHop{20};      ///< a host waits so long for each level of the tree below it
+  static constexpr std::chrono::milliseconds kHop{25};      ///< a host waits so long for each level of the tree below it
   static constexpr std::chrono::milliseconds kSeldom{100};  ///< requests for a communicator are passed on so often at most
   static constexpr std::chrono::seconds kVerdictWithin{2};  ///< after its answer a host waits so long for the verdict
   static constexpr std::size_t kMost = 64;                  ///< questions in progress; beyond, the oldest is dropped
