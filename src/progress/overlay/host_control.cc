@@ -184,13 +184,14 @@ void HostControl::on_ends(const RankRuns& ranks, Time now) {
 }
 
 void HostControl::take(int, const WaitRequest& request, Time now) {
+  if (!is_keeper()) return;  // it may not know who waits
   WaitCollector::Output out;
   waits_.request(request, links_.up(), now, out);
   send_waits(out);
 }
 
 void HostControl::take(int from, const WaitQuestion& question, Time now) {
-  if (!is_keeper()) return;  // it may not know who waits: the asking host does without
+  if (!is_keeper()) return;  // the asking host does without this one
   WaitCollector::Output out;
   waits_.on_question(from, question, links_.up(), now, out);
   send_waits(out);

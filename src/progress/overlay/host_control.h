@@ -54,7 +54,8 @@ class HostControl {
   /// Another rank has written this to the board, or this one has, but for what actions() told it to publish. Returns what of it
   /// is new to this rank.
   std::optional<OverlayMessage> on_board(const OverlayMessage& message, Time now);
-  /// A process of this host has ended without a goodbye; `how`: for the reports.
+  /// A process of this host has ended, and all that it wrote to the board has been read. `how`: for the reports. Nothing
+  /// happens where it has said goodbye, or where its end is known.
   void on_process_ended(int rank, std::span<const std::byte> how, Time now);
   /// The slot of `rank` on the board has changed. A new keeper is told of all slots.
   void on_wait(int rank, const std::optional<WaitSlot>& slot, Time now);
