@@ -18,13 +18,13 @@
 
 namespace shoal {
 
-/// Each rank has one. That of the keeper holds the connections; that of any other rank remembers what passes over the board,
-/// so that it can be the next keeper. The board of the host is one more connection: what is new goes to all connections but the
-/// one that it came from, and a new connection begins with all that is known. So nothing is lost with a host or a keeper: see
-/// README.md.
+/// Each rank has one. The keeper's HostControl holds the connections. Those of the other ranks remember what passes over the
+/// board, so that each of them can become the next keeper. The board of the host counts as a connection: a message that is new
+/// goes to all connections but the one that it came from, and a new connection begins with all that is known. So no message is
+/// lost with a host or a keeper: see README.md.
 ///
-/// Its owner tells it what happens, after look() has told it who is the keeper, calls look() at next_time() at the latest and
-/// at each change of the claim, and does actions(). No sockets, no threads, and it reads no clock. Thread rule: one thread at a
+/// The owner reports what happens and then does actions(). It calls look() before it reports anything else, at each change of
+/// the claim, and at next_time() at the latest. No sockets, no threads, and it reads no clock. Thread rule: one thread at a
 /// time.
 class HostControl {
  public:
@@ -34,13 +34,14 @@ class HostControl {
     Time::duration lost_after = std::chrono::seconds(30);  ///< SHOAL_LOST_AFTER
     std::uint32_t abort_kind = 1;  ///< Notice::kind of aborts: of each communicator only the first is flooded
   };
-  /// How long farewells and goodbyes are collected. So a job whose ranks all end at about the same time sends few messages.
+  /// How long farewells and goodbyes are collected before they are sent: the ranks of a job end at about the same time, and
+  /// their messages are joined.
   static constexpr std::chrono::milliseconds kCollect{5};
 
   /// `table` outlives it. `rank`: of this process, in the job.
   HostControl(const HostTable& table, int rank, const Options& options, Time now);
 
-  /// To be done before the next call to anything here.
+  /// The owner does them, and clears them, before it calls any other member.
   [[nodiscard]] OverlayActions& actions() noexcept { return actions_; }
   [[nodiscard]] Time next_time() const noexcept;
   [[nodiscard]] bool is_keeper() const noexcept { return role_.is_keeper(); }
@@ -49,10 +50,10 @@ class HostControl {
   [[nodiscard]] std::vector<int> connected_hosts() const { return links_.up(); }
 
   // What happens on this host.
-  /// What the board says about the keeper. Does what is due.
+  /// Takes in which rank the board names as the keeper, and does all work that is due at `now`.
   void look(const KeeperClaim& claim, Time now);
-  /// Another rank has written this to the board, or this one has, but for what actions() told it to publish. Returns what of it
-  /// is new to this rank.
+  /// A rank of this host has written `message` to the board: another rank, or this one of its own accord (what actions() asked
+  /// this rank to publish is not reported). Returns the part that is new to this rank; nothing where it is a duplicate.
   std::optional<OverlayMessage> on_board(const OverlayMessage& message, Time now);
   /// A process of this host has ended, and all that it wrote to the board has been read. `how`: for the reports. Nothing
   /// happens where it has said goodbye, or where its end is known.
@@ -62,8 +63,8 @@ class HostControl {
   /// Sends what is still being collected: this process is about to end.
   void flush();
 
-  // What happens on connections. A connection to this rank is accepted unless redirect() names the keeper. Of a connection that
-  // another one to the same host has replaced nothing more is told.
+  // What happens on connections. This rank accepts a connection unless redirect() names the rank that it is to go to. When a
+  // second connection to the same host replaces the first, the owner reports nothing more about the first.
   [[nodiscard]] std::optional<int> redirect() const noexcept;
   void on_connected(const Endpoint& peer);
   // See NeighbourLinks.
@@ -89,15 +90,15 @@ class HostControl {
   void take(int from, const WaitVerdict& verdict, Time now);
   void take(int from, const RoutedMessage& message, Time now);
 
-  /// Passes on facts that are new; deaths at once, the rest with what else is collected.
+  /// Passes on facts that are new: deaths at once, farewells and goodbyes after kCollect.
   void pass_on(int from, RankFacts facts, Time now);
-  /// Ranks or hosts may have ended.
+  /// `ranks` have died or left; the connections follow.
   void on_ends(const RankRuns& ranks, Time now);
   void flood(int from, const OverlayMessage& message);
   void send(int host, const OverlayMessage& message);
   void become_keeper(Time now);
   void send_waits(WaitCollector::Output& out);
-  /// Hosts of which no rank can be reached.
+  /// Reports the ranks of hosts that cannot be reached as dead.
   void on_dead_hosts(const std::vector<int>& hosts, Time now);
 
   const HostTable& table_;
@@ -112,8 +113,8 @@ class HostControl {
   bool was_keeper_ = false;
   Time beat_at_ = Time::max();
   Time collected_until_ = Time::max();
-  std::vector<RankFacts> for_hosts_;  // collected; to be sent
-  std::vector<RankFacts> for_board_;  // of them, those from other hosts; to be published
+  std::vector<RankFacts> for_hosts_;  // collected, to be sent
+  std::vector<RankFacts> for_board_;  // collected, to be published: those that came from other hosts
 };
 
 }  // namespace shoal

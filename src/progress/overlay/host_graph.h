@@ -32,9 +32,9 @@ class EndedHosts {
 /// both sides; so the live hosts are always connected. Symmetric.
 std::vector<int> neighbours(int host, const EndedHosts& ended);
 
-/// Of `candidates`, the host from which a message for `to` has the shortest way on the ring; -1 where none is nearer than
-/// `from`. Each hop at least halves the distance while no host on the way has ended, and always reduces it: a message never
-/// returns to a host. `to` is not `from`.
+/// The one of `candidates` that is nearest to host `to` on the ring; -1 where none is nearer than `from`. A hop at least halves
+/// the distance while no host on the way has ended, and always reduces it: a message never returns to a host. `to` is not
+/// `from`.
 int next_hop(int from, int to, int hosts, std::span<const int> candidates);
 
 /// A tree over hosts, for sums: `host` covers the hosts from itself to `end` (excluded). A child covers those from itself to

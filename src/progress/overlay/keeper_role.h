@@ -19,10 +19,10 @@ struct KeeperClaim {
   bool operator==(const KeeperClaim&) const = default;
 };
 
-/// One rank's view. The rank with the latest claim is the keeper. Its successors are the ranks after it, around the host: the
-/// first takes over at once when the keeper has ended, or when it has not beaten for kLost, as after SIGSTOP; each further one
-/// waits kLost longer, in case that those before it are stopped too. A keeper that continues after it was stopped reads
-/// another's claim, and stops to be one: it never claims back.
+/// One rank's view. The rank with the latest claim is the keeper. The ranks after it are its successors (after the last rank
+/// comes the first). The first successor takes over at once when the keeper has ended, and after kLost when the beat has
+/// stopped, as after SIGSTOP. Each further successor waits kLost longer, because those before it may be stopped as well. A
+/// keeper that continues after it was stopped reads another rank's claim and gives up its role: it never claims back.
 ///
 /// Reads no clock. Thread rule: one thread at a time.
 class KeeperRole {

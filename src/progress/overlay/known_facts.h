@@ -14,30 +14,29 @@
 
 namespace shoal {
 
-/// Each host passes on what is new to it, on each connection, in the order in which it has learnt it. So what a rank says
-/// arrives everywhere in the order in which it was said, and the highest number of each rank tells its duplicates.
+/// A host passes on what is new to it, on each connection, in the order in which it has learnt it. So the notices of a rank
+/// arrive at each host in the order of their numbers, and a notice whose number is not higher than the last is a duplicate.
 ///
-/// Memory: dead and left ranks as runs; for the rest, the newest of fixed numbers. A duplicate of something older than these is
-/// passed on once more, and tells its receivers what they know: that does no harm.
+/// The memory is bounded: runs of ended ranks, and fixed numbers of the newest other messages. A duplicate of a message that
+/// this class has forgotten is passed on once more. That does no harm: its receivers have acted on it already.
 ///
-/// A rank has at most one end: the first that is heard of counts. Thread rule: one thread at a time.
+/// A rank has at most one end, death or goodbye: the first that arrives counts. Thread rule: one thread at a time.
 class KnownFacts {
  public:
-  static constexpr std::size_t kMostGroups = 1024;  ///< farewells of so many communicators (and histories)
+  static constexpr std::size_t kMostGroups = 1024;  ///< communicators (and histories) whose farewells are kept
   static constexpr std::size_t kMostNotices = 256;  ///< that are sent again on a new connection
   static constexpr std::size_t kMostNoticeBytes = 256 * 1024;
-  static constexpr std::size_t kMostOrigins = 4096;  ///< ranks whose highest number is known
+  static constexpr std::size_t kMostOrigins = 4096;  ///< ranks whose highest number is kept
 
   /// `table` outlives it.
   explicit KnownFacts(const HostTable& table) : table_(table), ended_(table.hosts()) {}
 
-  /// True where it is new. Of several aborts of a communicator only the first is: `is_abort`.
+  /// True where it is new. `is_abort`: of several aborts of a communicator only the first is new.
   bool add(const Notice& notice, bool is_abort);
   /// Returns those of the ranks for which it is new.
   RankRuns add(const RankFacts& facts);
 
-  /// All that a host has to be told on a new connection. Causes come before their consequences: notices, farewells, goodbyes,
-  /// deaths.
+  /// What is sent first on a new connection. Causes come before their consequences: notices, farewells, goodbyes, deaths.
   [[nodiscard]] std::vector<OverlayMessage> all() const;
 
   [[nodiscard]] const EndedHosts& ended() const noexcept { return ended_; }

@@ -11,34 +11,36 @@
 
 namespace shoal {
 
-/// A host is reached through its keeper, and nobody says which rank that is: where a connection ends, the next ranks of that
-/// host are tried. A host all of whose ranks refuse a connection has died; so has one that has been silent for `lost_after`.
-/// Between the last refusal and the verdict kGrace goes by, in which news may come that its ranks have left in order.
+/// A host is connected with the keepers of its neighbours. When the connection to a keeper ends, this class tries the other
+/// ranks of that host, one after the other, until one accepts. A host has died when all its ranks have refused a connection, or
+/// when its system has been silent for `lost_after`. After the last refusal kGrace goes by first: the news that these ranks
+/// have left in order may be on its way.
 ///
 /// Reads no clock. Thread rule: one thread at a time.
 class NeighbourLinks {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::milliseconds kGrace{100};
-  static constexpr std::chrono::milliseconds kRetry{20};  ///< until a rank is asked again that does not know the keeper yet
+  /// A rank that names a keeper which has ended is asked again after this time.
+  static constexpr std::chrono::milliseconds kRetry{20};
 
   /// `facts` outlives it.
   NeighbourLinks(const KnownFacts& facts, Time::duration lost_after) : facts_(facts), lost_after_(lost_after) {}
 
-  // What has happened. The actions are appended to `out`.
-  /// This host is to be connected with `hosts`.
+  // Each call reports what has happened, and appends what is to be done to `out`.
+  /// `hosts` are the neighbours now.
   void want(const std::vector<int>& hosts, Time now, OverlayActions& out);
   /// False where the connection is not wanted: the host has ended.
   bool on_connected(const Endpoint& peer, OverlayActions& out);
   /// `silent`: it had not answered for `lost_after`. True where the host is no longer connected.
   bool on_lost(const Endpoint& peer, bool silent, Time now, OverlayActions& out);
-  /// No process listens there any more.
+  /// The system of `peer` has answered that no process listens there.
   void on_refused(const Endpoint& peer, Time now, OverlayActions& out);
-  /// Its system has not answered in the time that a connection may take.
+  /// The system of `peer` has not answered in the time that a connection may take.
   void on_silent(const Endpoint& peer, Time now, OverlayActions& out);
-  /// Its system has, but not the process: it may be stopped.
+  /// The system of `peer` has answered in that time, but not its process, which may be stopped.
   void on_unanswered(const Endpoint& peer, Time now, OverlayActions& out);
-  /// It is not the keeper; `keeper` is.
+  /// `peer` has answered that rank `keeper` is the keeper of its host.
   void on_redirected(const Endpoint& peer, int keeper, Time now, OverlayActions& out);
   /// Returns the hosts that have died.
   std::vector<int> on_time(Time now, OverlayActions& out);
@@ -56,8 +58,8 @@ class NeighbourLinks {
   struct Link {
     int rank = -1;  // connected, or being tried
     bool up = false;
-    Time silent_since{};       // or earlier, while it is not up
-    std::vector<int> refused;  // ranks that have refused since then
+    Time silent_since{};       // while it is not up: the host has not answered since
+    std::vector<int> refused;  // ranks that have refused since it was last up
     Time retry_at = Time::max();
     Time dead_at = Time::max();
   };

@@ -15,8 +15,8 @@
 
 namespace shoal {
 
-/// What a waiting rank writes to its place on the board of its host: soon, as a rank without one counts as late where another
-/// rank asks. It asks for a verdict itself when it has waited for long.
+/// What a waiting rank writes to its slot on the board of its host. It does so after a few milliseconds, because a rank without
+/// a slot counts as late. It asks for a verdict only when it has waited for long.
 struct WaitSlot {
   WaitingCall waits;
   RankRuns members;         ///< ranks of the communicator
@@ -46,18 +46,18 @@ class WaitCollector {
   /// `table` and `facts` outlive it.
   WaitCollector(const HostTable& table, const KnownFacts& facts, int host) : table_(table), facts_(facts), host_(host) {}
 
-  /// `rank` of this host has written `slot`; nothing: it no longer waits. The keeper is told of all slots. True where the rank
-  /// has asked for a verdict since: request() it.
+  /// `rank` of this host has written `slot`; nothing: it no longer waits. True where the rank asks for a verdict: the caller
+  /// passes that to request().
   bool set_slot(int rank, const std::optional<WaitSlot>& slot);
   [[nodiscard]] const WaitSlot* slot(int rank) const;
 
   // `up`: hosts with a connection, ascending.
-  /// Of a rank of this host, or of another host.
+  /// A rank of this host asks for a verdict, or another host passes on such a request.
   void request(const WaitRequest& request, std::span<const int> up, Time now, Output& out);
   void on_question(int from, const WaitQuestion& question, std::span<const int> up, Time now, Output& out);
   void on_answer(int from, const WaitAnswer& answer, Output& out, Time now);
   void on_verdict(int from, const WaitVerdict& verdict, Output& out);
-  /// The connection with `host` has ended: it will not answer.
+  /// The connection with `host` has ended, so it will not answer.
   void on_lost(int host, Output& out, Time now);
   void on_time(Time now, Output& out);
   [[nodiscard]] Time next_time() const noexcept;
