@@ -1,0 +1,310 @@
+// Values of the overlay between hosts: sets of ranks, the graph, sums of waiting ranks, the wire format.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <random>
+#include <set>
+#include <variant>
+#include <vector>
+
+#include "src/progress/overlay/host_graph.h"
+#include "src/progress/overlay/message.h"
+#include "src/progress/overlay/rank_runs.h"
+#include "src/progress/overlay/wait_summary.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+std::vector<int> ranks_of(const RankRuns& set) {
+  std::vector<int> ranks;
+  set.each([&](int rank) { ranks.push_back(rank); });
+  return ranks;
+}
+
+std::vector<std::byte> bytes_of(const RankRuns& set) {
+  ByteWriter bytes;
+  set.append_to(bytes);
+  return bytes.take();
+}
+
+TEST(RankRuns, AgreesWithSetOfRanks) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 200; ++round) {
+    std::set<int> model;
+    std::set<int> other_model;
+    RankRuns runs;
+    RankRuns other;
+    for (int i = 0; i < 60; ++i) {
+      const auto first = static_cast<int>(random() % 100);
+      const auto last = first + static_cast<int>(random() % 4);
+      runs.insert({first, last});
+      for (int rank = first; rank <= last; ++rank) model.insert(rank);
+      const auto alone = static_cast<int>(random() % 100);
+      other.insert(alone);
+      other_model.insert(alone);
+      if (i % 3 == 0) {
+        std::vector<int> rest;
+        std::ranges::set_difference(model, other_model, std::back_inserter(rest));
+        ASSERT_EQ(ranks_of(runs.without(other)), rest);
+        ASSERT_EQ(ranks_of(runs), std::vector<int>(model.begin(), model.end()));
+        ASSERT_EQ(runs.count(), model.size());
+        ASSERT_EQ(runs.contains(alone), model.contains(alone));
+      }
+    }
+  }
+}
+
+TEST(RankRuns, SurvivesTheWire) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 300; ++round) {
+    RankRuns set;
+    const auto stride = static_cast<int>(1 + random() % 9);
+    for (int rank = static_cast<int>(random() % 20); rank < 1000; rank += stride) {
+      if (round % 3 != 0 || random() % 3 != 0) set.insert(rank);
+    }
+    const auto bytes = bytes_of(set);
+    ByteReader reader(bytes);
+    const auto again = RankRuns::read_from(reader, 1000);
+    ASSERT_TRUE(again);
+    ASSERT_EQ(*again, set);
+    ASSERT_EQ(reader.left(), 0U);
+    ByteReader small(bytes);
+    ASSERT_FALSE(RankRuns::read_from(small, set.runs().back().last)) << "a rank of no job";
+  }
+}
+
+TEST(RankRuns, RegularSetsTakeFewBytes) {
+  RankRuns column;
+  for (int rank = 3; rank < 65536; rank += 8) column.insert(rank);
+  EXPECT_LE(bytes_of(column).size(), 24U);
+  EXPECT_LE(bytes_of(RankRuns::from_to(0, 65535)).size(), 24U);
+  RankRuns irregular;
+  for (int rank = 0; rank < 65536; rank += 1 + (rank / 3) % 3) irregular.insert(rank);
+  EXPECT_LE(bytes_of(irregular).size(), 8U + 65536 / 8);
+}
+
+TEST(RankRuns, RejectsStripesThatOverlap) {
+  const auto read = [](std::initializer_list<std::uint32_t> fields) {
+    ByteWriter bytes;
+    for (const std::uint32_t field : fields) bytes.put(field);
+    const auto all = bytes.take();
+    ByteReader reader(all);
+    return RankRuns::read_from(reader, 100).has_value();
+  };
+  EXPECT_TRUE(read({0, 1, /*first*/ 5, /*length*/ 2, /*stride*/ 3, /*count*/ 4}));
+  EXPECT_FALSE(read({0, 1, 5, 4, 3, 4})) << "stripes of 4 at a distance of 3";
+  EXPECT_FALSE(read({0, 1, 5, 0, 3, 4})) << "no rank";
+  EXPECT_FALSE(read({0, 1, 5, 2, 3, 0})) << "no stripe";
+  EXPECT_FALSE(read({0, 2, 5, 2, 2, 1, 6, 2, 2, 1})) << "begins in the one before";
+  EXPECT_FALSE(read({0, 1, 5, 1, 0x80000000, 0xFFFFFFFF})) << "too far";
+  EXPECT_FALSE(read({0, 0xFFFFFFFF, 5, 2, 3, 4})) << "more than there are bytes";
+  EXPECT_FALSE(read({2, 0})) << "no such form";
+}
+
+TEST(HostGraph, NeighboursAreThoseAtPowersOfTwo) {
+  EXPECT_THAT(neighbours(0, EndedHosts(1)), IsEmpty());
+  EXPECT_THAT(neighbours(0, EndedHosts(2)), ElementsAre(1));
+  EXPECT_THAT(neighbours(0, EndedHosts(3)), ElementsAre(1, 2));
+  EXPECT_THAT(neighbours(3, EndedHosts(10)), ElementsAre(1, 2, 4, 5, 7, 9));
+  EXPECT_EQ(neighbours(7, EndedHosts(64)).size(), 11U);
+  EXPECT_EQ(neighbours(7, EndedHosts(4096)).size(), 23U);
+}
+
+TEST(HostGraph, RingClosesOverEndedHosts) {
+  EndedHosts ended(10);
+  for (const int host : {2, 4, 5, 6}) ended.insert(host);
+  EXPECT_THAT(neighbours(3, ended), ElementsAre(1, 7, 9));
+  EXPECT_THAT(neighbours(7, ended), ElementsAre(1, 3, 8, 9));
+  EXPECT_EQ(ended.live(), 6);
+}
+
+TEST(HostGraph, IsSymmetricAndConnected) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 100; ++round) {
+    const int hosts = 2 + static_cast<int>(random() % 70);
+    EndedHosts ended(hosts);
+    for (int host = 1; host < hosts; ++host) {
+      if (random() % 10 < static_cast<std::uint64_t>(round % 10)) ended.insert(host);
+    }
+    std::vector<int> reached{0};
+    std::set<int> seen{0};
+    for (std::size_t i = 0; i < reached.size(); ++i) {
+      for (const int next : neighbours(reached[i], ended)) {
+        ASSERT_THAT(neighbours(next, ended), ::testing::Contains(reached[i])) << hosts << " hosts";
+        if (seen.insert(next).second) reached.push_back(next);
+      }
+    }
+    ASSERT_EQ(static_cast<int>(reached.size()), ended.live()) << hosts << " hosts";
+  }
+}
+
+TEST(HostGraph, RouteTakesAtMostLogOfHostsHops) {
+  constexpr int kHosts = 1000;
+  const EndedHosts ended(kHosts);
+  for (int to = 1; to < kHosts; ++to) {
+    int hops = 0;
+    for (int host = 0; host != to; ++hops) host = next_hop(host, to, kHosts, neighbours(host, ended));
+    ASSERT_LE(hops, static_cast<int>(std::bit_width(static_cast<unsigned>(kHosts)))) << "to " << to;
+  }
+}
+
+TEST(HostGraph, RouteAvoidsEndedHosts) {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 200; ++round) {
+    constexpr int kHosts = 60;
+    EndedHosts ended(kHosts);
+    for (int host = 1; host < kHosts - 1; ++host) {
+      if (random() % 3 != 0) ended.insert(host);
+    }
+    int hops = 0;
+    for (int host = 0; host != kHosts - 1; ++hops) {
+      host = next_hop(host, kHosts - 1, kHosts, neighbours(host, ended));
+      ASSERT_GE(host, 0);
+      ASSERT_FALSE(ended.contains(host));
+      ASSERT_LT(hops, kHosts);
+    }
+  }
+  EXPECT_EQ(next_hop(0, 5, 60, std::vector<int>{58, 59}), -1) << "no neighbour is nearer";
+}
+
+/// Visits the hosts below `host` in the tree; returns its height.
+int visit(int host, int end, const EndedHosts& ended, std::vector<int>& visits) {
+  ++visits[static_cast<std::size_t>(host)];
+  int height = 0;
+  for (const Branch& branch : branches(host, end, neighbours(host, ended)))
+    height = std::max(height, 1 + visit(branch.child, branch.end, ended, visits));
+  return height;
+}
+
+TEST(HostGraph, TreeReachesEachLiveHostOnce) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const int hosts = 1 + static_cast<int>(random() % 130);
+    EndedHosts ended(hosts);
+    for (int host = 1; host < hosts && round % 4 != 0; ++host) {
+      if (random() % 3 == 0) ended.insert(host);
+    }
+    std::vector<int> visits(static_cast<std::size_t>(hosts));
+    const int height = visit(0, hosts, ended, visits);
+    for (int host = 0; host < hosts; ++host)
+      ASSERT_EQ(visits[static_cast<std::size_t>(host)], ended.contains(host) ? 0 : 1) << "host " << host << " of " << hosts;
+    if (round % 4 == 0) {
+      ASSERT_LE(height, static_cast<int>(std::bit_width(static_cast<unsigned>(hosts))));
+    }
+  }
+}
+
+constexpr GroupName kGroup{7, 1};
+constexpr GroupName kOther{8, 1};
+constexpr CallSignature kUsual{.count = 100};
+constexpr CallSignature kOdd{.count = 101};
+
+TEST(WaitSummary, NamesLowestLateRanksAndCountsAll) {
+  WaitSummary high;
+  WaitSummary low;
+  for (int rank = 60; rank < 80; ++rank) high.add(rank, std::nullopt, kGroup, 5);
+  for (int rank = 0; rank < 5; ++rank) low.add(rank, WaitingCall{kOther, 3, kOdd}, kGroup, 5);
+  low.add(10, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
+  low.hosts = high.hosts = 1;
+  high.add(low);
+  EXPECT_EQ(high.hosts, 2U);
+  EXPECT_EQ(high.late, 25U);
+  EXPECT_EQ(high.waiting, 1U);
+  std::vector<int> names;
+  for (const auto& each : high.names) names.push_back(each.rank);
+  EXPECT_THAT(names, ElementsAre(0, 1, 2, 3, 4, 60, 61, 62));
+  ASSERT_TRUE(high.names.front().instead);
+  EXPECT_EQ(high.names.front().instead->group, kOther);
+  EXPECT_FALSE(high.names.back().instead);
+}
+
+TEST(WaitSummary, FindsOddSignature) {
+  WaitSummary first;
+  WaitSummary second;
+  first.add(9, WaitingCall{kGroup, 5, kOdd}, kGroup, 5);
+  for (int rank = 20; rank < 30; ++rank) second.add(rank, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
+  second.add(30, WaitingCall{kGroup, 6, {.count = 7}}, kGroup, 5);  // in a later call: waits, and says nothing about this one
+  first.add(second);
+  EXPECT_EQ(first.waiting, 12U);
+  ASSERT_EQ(first.calls.size(), 2U);
+  EXPECT_EQ(first.calls[0].call, kUsual);
+  EXPECT_EQ(first.calls[0].ranks, 10U);
+  EXPECT_EQ(first.calls[0].lowest_rank, 20);
+  EXPECT_EQ(first.calls[1].call, kOdd);
+  EXPECT_EQ(first.calls[1].lowest_rank, 9);
+}
+
+constexpr int kHosts = 16;
+constexpr int kRanks = 64;
+
+std::vector<OverlayMessage> one_of_each() {
+  const RankRuns some = RankRuns::of(std::vector<int>{1, 2, 3, 40, 63});
+  WaitSummary summary;
+  summary.hosts = 3;
+  summary.add(4, std::nullopt, kGroup, 5);
+  summary.add(5, WaitingCall{kOther, 6, kUsual}, kGroup, 5);
+  summary.add(6, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
+  const std::vector<std::byte> payload(3, std::byte{42});
+  return {Notice{5, 77, kGroup, 1, payload},
+          RankFacts{RankFacts::Kind::farewell, kGroup, payload, some},
+          WaitRequest{kGroup, 5, some},
+          WaitQuestion{9, {kGroup, 5, some}, kHosts, 300},
+          WaitAnswer{9, summary},
+          WaitVerdict{10, kGroup, 5, summary},
+          RoutedMessage{63, 0, kGroup, 6, payload}};
+}
+
+TEST(OverlayWire, EachMessageSurvives) {
+  for (const OverlayMessage& message : one_of_each()) {
+    const auto bytes = to_bytes(message);
+    const auto again = parse_overlay(bytes, kHosts, kRanks);
+    ASSERT_TRUE(again) << "message " << message.index();
+    EXPECT_EQ(again->index(), message.index());
+    EXPECT_EQ(to_bytes(*again), bytes) << "message " << message.index();
+  }
+}
+
+TEST(OverlayWire, NoCutOrLongerMessageIsRead) {
+  for (const OverlayMessage& message : one_of_each()) {
+    auto bytes = to_bytes(message);
+    for (std::size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_FALSE(parse_overlay(std::span(bytes).first(size), kHosts, kRanks)) << message.index() << " cut to " << size;
+    bytes.push_back({});
+    EXPECT_FALSE(parse_overlay(bytes, kHosts, kRanks)) << message.index() << " with a byte more";
+  }
+}
+
+TEST(OverlayWire, NumbersBeyondTheJobAreRejected) {
+  EXPECT_FALSE(parse_overlay(to_bytes(Notice{kRanks, 1, kGroup, 1, {}}), kHosts, kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(RoutedMessage{kRanks, 0, kGroup, 1, {}}), kHosts, kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(WaitQuestion{1, {kGroup, 5, RankRuns::from_to(0, 1)}, kHosts + 1, 1}), kHosts, kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(WaitRequest{kGroup, 5, {}}), kHosts, kRanks)) << "a communicator without ranks";
+  EXPECT_FALSE(parse_overlay(to_bytes(Notice{0, 1, {1, GroupName::kCheckLimit}, 1, {}}), kHosts, kRanks));
+  WaitSummary unsound;
+  unsound.late = 1;
+  EXPECT_FALSE(parse_overlay(to_bytes(WaitAnswer{1, unsound}), kHosts, kRanks)) << "a late rank without a name";
+}
+
+TEST(OverlayWire, LongPayloadIsCut) {
+  const std::vector<std::byte> payload(kMostNoticePayload + 100);
+  const auto again = parse_overlay(to_bytes(Notice{0, 1, kGroup, 1, payload}), kHosts, kRanks);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(std::get<Notice>(*again).payload.size(), kMostNoticePayload);
+}
+
+TEST(OverlayWire, LargestMessageIsRead) {
+  constexpr int kMostRanks = 65536;
+  RankRuns irregular;
+  for (int rank = 1; rank < kMostRanks; rank += 1 + (rank / 3) % 3) irregular.insert(rank);
+  const RankFacts facts{RankFacts::Kind::farewell, kGroup, std::vector<std::byte>(kMostNoticePayload), irregular};
+  EXPECT_TRUE(parse_overlay(to_bytes(facts), kHosts, kMostRanks));
+}
+
+}  // namespace
+}  // namespace shoal
