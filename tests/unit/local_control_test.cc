@@ -22,7 +22,7 @@ namespace {
 
 using Kind = ControlMessage::Kind;
 
-constexpr std::array<int, 3> kRanks{2, 5, 9};  // of a host, in a larger job
+constexpr std::array<int, 3> kControlRanks{2, 5, 9};  // of a host, in a larger job
 
 /// Says only how its peer has ended.
 class EndedLink final : public Link {
@@ -77,18 +77,20 @@ class LocalControlTest : public ::testing::Test {
  protected:
   LocalControlTest() {
     shm::SegmentLayout layout;
-    layout.ranks = kRanks.size();
+    layout.ranks = kControlRanks.size();
     // Lines of 64 bytes, so that the memory is aligned as a page would be.
     memory_.resize(layout.notice_bytes() / sizeof(Line));
-    for (const int rank : kRanks) {
+    for (const int rank : kControlRanks) {
       transports_.push_back(std::make_unique<FakeShm>(std::as_writable_bytes(std::span(memory_))));
-      std::vector<int> peers(kRanks.begin(), kRanks.end());
+      std::vector<int> peers(kControlRanks.begin(), kControlRanks.end());
       std::erase(peers, rank);
       controls_.push_back(std::make_unique<ControlPlane>(nullptr, std::vector<std::unique_ptr<Link>>()));
       controls_.back()->add(std::make_unique<LocalControl>(*transports_.back(), rank, peers));
     }
   }
-  static std::size_t at(int rank) { return static_cast<std::size_t>(std::ranges::find(kRanks, rank) - kRanks.begin()); }
+  static std::size_t at(int rank) {
+    return static_cast<std::size_t>(std::ranges::find(kControlRanks, rank) - kControlRanks.begin());
+  }
   ControlPlane& control(int rank) { return *controls_[at(rank)]; }
   FakeShm& transport(int rank) { return *transports_[at(rank)]; }
   void abort(int rank, std::initializer_list<int> to, const std::string& why) {
@@ -118,7 +120,7 @@ class LocalControlTest : public ::testing::Test {
   std::vector<Line> memory_;
   std::vector<std::unique_ptr<FakeShm>> transports_;
   std::vector<std::unique_ptr<ControlPlane>> controls_;
-  const GroupName group_ = GroupName().child(kRanks, 0);
+  const GroupName group_ = GroupName().child(kControlRanks, 0);
 };
 
 TEST_F(LocalControlTest, MessagesReachReceiversAndWakeThem) {
