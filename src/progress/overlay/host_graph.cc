@@ -30,7 +30,7 @@ std::vector<int> neighbours(int host, const EndedHosts& ended) {
     all.push_back((host - jump + hosts) % hosts);
   }
   std::ranges::sort(all);
-  all.erase(std::ranges::unique(all).begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
   std::erase_if(all, [&](int other) { return other == host || ended.contains(other); });
   return all;
 }
