@@ -134,7 +134,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     const ReplicaOptions replica = to_replica(backend, overlap);
     if (std::ranges::find(options.replicas, replica) == options.replicas.end()) options.replicas.push_back(replica);
   }
-  if (const Status fits = check_device(options); !fits.ok()) {
+  for (const Status& fits : {check_device(options), options.parallel.check()}) {
+    if (fits.ok()) continue;
     std::fprintf(stderr, "shoal_train: %s\n", fits.message().c_str());
     parsed.exit_code = 1;
   }

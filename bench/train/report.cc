@@ -58,6 +58,7 @@ nlohmann::json to_json(const PipelineResult& pipeline) {
           {"replicas", pipeline.replicas},
           {"tensor_parallel", pipeline.tensor_parallel},
           {"recompute", pipeline.recompute},
+          {"recompute_units", pipeline.recompute_units},
           {"batch_norm", pipeline.batch_norm},
           {"bubble", or_null(pipeline.bubble)},
           {"bubble_predicted", pipeline.bubble_predicted},

@@ -39,6 +39,7 @@ struct PipelineResult {
   int replicas = 1;
   int tensor_parallel = 1;  ///< slices of a stage
   std::string recompute = {};
+  std::string recompute_units = {};
   std::string batch_norm = {};
   std::optional<double> bubble = std::nullopt;  ///< the part of all ranks' time in which they do not compute; of measured steps
   double bubble_predicted = 0;                  ///< by replay() of the profile

@@ -39,6 +39,7 @@ Json partition_json(const pipeline::Profile& profile, const pipeline::PartitionR
               {"stage_bytes", Json::array()},
               {"stage_held", Json::array()},
               {"stage_recomputes", partition.recomputes()},
+              {"stage_recomputed_units", partition.recomputed_units(profile.unit_names())},
               {"cut_bytes", Json::array()},
               {"step_us", number(pipeline::microseconds(prediction.replay.step_ps))},
               {"bubble", prediction.replay.bubble()},

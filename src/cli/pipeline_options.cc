@@ -8,6 +8,7 @@
 
 #include "src/pipeline/exact.h"
 #include "src/pipeline/manual_partition.h"
+#include "src/pipeline/report.h"
 
 namespace shoal {
 namespace {
@@ -73,6 +74,11 @@ void PipelineOptions::add_partition_to(CLI::App& command) {
                   "which stages keep their inputs only and repeat the forward before the backward: none, all, or where_needed, "
                   "to meet --memory-limit-bytes")
       ->capture_default_str();
+  command
+      .add_option("--recompute-units", recompute_units_,
+                  "which single units do so: none, all, where_needed (the first units of a stage, as many as "
+                  "--memory-limit-bytes needs), or a,b,c..e: units by themselves, and runs of neighbours that keep one input")
+      ->capture_default_str();
   auto* const cuts = command.add_option("--cuts", cuts_, "manual partition: the first unit of each stage but the first, a,b,c");
   cuts->delimiter(',')->allow_extra_args(false);
   auto* const assign =
@@ -114,8 +120,10 @@ Result<pipeline::PartitionRequest> PipelineOptions::request() const {
   if (memory_limit_bytes_.value_or(0) < 0) return bad(fmt::format("--memory-limit-bytes {}: not from 0", *memory_limit_bytes_));
   const auto recompute = pipeline::parse_recompute(recompute_);
   if (!recompute.ok()) return bad("--recompute: " + recompute.status().message());
+  const auto units = pipeline::parse_recompute_units(recompute_units_);
+  if (!units.ok()) return bad("--recompute-units: " + units.status().message());
   pipeline::PartitionRequest request;
-  request.rules = {*wanted, {link_latency_us_, link_bytes_per_us_}, overlaps_, *recompute, optimizer_states_};
+  request.rules = {*wanted, {link_latency_us_, link_bytes_per_us_}, overlaps_, *recompute, optimizer_states_, *units};
   request.objective = memory_weight_ ? pipeline::Objective::weighted : *objective;
   request.memory_weight = memory_weight_.value_or(0);
   request.memory_limit_bytes = memory_limit_bytes_;
@@ -143,14 +151,16 @@ Result<pipeline::Partition> PipelineOptions::partition(const pipeline::Profile& 
   return pipeline::partition_at(profile, *wanted, *cuts);
 }
 
-Result<pipeline::StageTimes> PipelineOptions::times() const {
+Result<PipelineTimes> PipelineOptions::times() const {
   if (!profile_.empty()) {
     const auto profile = pipeline::read_profile(profile_);
     if (!profile.ok()) return profile.status();
     auto found = partition(*profile);
     if (!found.ok()) return found.status();
-    return std::move(found->times);
+    std::string recomputation = recomputation_line(*found, profile->unit_names());
+    return PipelineTimes{std::move(found->times), std::move(recomputation)};
   }
+  if (recompute_units_ != "none") return bad("--recompute-units needs --profile, which has the units");
   const auto wanted = shape();
   if (!wanted.ok()) return wanted.status();
   const auto stages = static_cast<std::size_t>(wanted->stages());
@@ -164,7 +174,7 @@ Result<pipeline::StageTimes> PipelineOptions::times() const {
     times.stages[stage] = {(*forward)[stage], backward_ps - backward_ps / 2, backward_ps / 2, 0};
   }
   if (Status status = check(times, *wanted); !status.ok()) return status;
-  return times;
+  return PipelineTimes{std::move(times)};
 }
 
 }  // namespace shoal

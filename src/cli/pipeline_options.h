@@ -16,13 +16,19 @@ class App;
 
 namespace shoal {
 
+/// The times of a pipeline's stages, and recomputation_line() of the partition that they are of.
+struct PipelineTimes {
+  pipeline::StageTimes times;
+  std::string recomputation = {};
+};
+
 /// The options as the user gave them, and their meaning.
 class PipelineOptions {
  public:
   /// --pipeline, --partitions, --microbatches, --chunks, --active-microbatches.
   void add_shape_to(CLI::App& command);
   /// --optimize, --memory-weight, --memory-limit-bytes, --optimizer-states, --link-latency-us, --link-bytes-per-us, --overlap,
-  /// --recompute, --cuts, --assign, --default-partition.
+  /// --recompute, --recompute-units, --cuts, --assign, --default-partition.
   void add_partition_to(CLI::App& command);
   /// --profile, and --forward-us, --backward-us, --message-us for equal stages without a profile.
   void add_times_to(CLI::App& command);
@@ -32,7 +38,7 @@ class PipelineOptions {
   /// The partition that --cuts or --assign describe, else the best one.
   [[nodiscard]] Result<pipeline::Partition> partition(const pipeline::Profile& profile) const;
   /// Times of the stages: those of the partition of --profile, else of equal stages.
-  [[nodiscard]] Result<pipeline::StageTimes> times() const;
+  [[nodiscard]] Result<PipelineTimes> times() const;
   /// 0 if messages take their latency only.
   [[nodiscard]] double link_bytes_per_us() const { return link_bytes_per_us_.value_or(0); }
 
@@ -50,6 +56,7 @@ class PipelineOptions {
   std::optional<double> link_bytes_per_us_;
   bool overlaps_ = false;
   std::string recompute_ = "none";
+  std::string recompute_units_ = "none";
   std::vector<std::string> cuts_;
   std::vector<std::string> assignments_;
   std::optional<int> default_partition_;

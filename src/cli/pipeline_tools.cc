@@ -40,6 +40,7 @@ struct PipelineCase {
   pipeline::Shape shape;
   pipeline::StageTimes times;
   pipeline::Prediction prediction;
+  std::string recomputation;  // a line, or nothing
 };
 
 Result<PipelineCase> pipeline_case(const PipelineOptions& options) {
@@ -47,10 +48,10 @@ Result<PipelineCase> pipeline_case(const PipelineOptions& options) {
   if (!shape.ok()) return shape.status();
   auto times = options.times();
   if (!times.ok()) return times.status();
-  auto prediction = pipeline::predict(*shape, *times);
+  auto prediction = pipeline::predict(*shape, times->times);
   if (!prediction.ok()) return prediction.status();
   if (Status status = pipeline::to_status(pipeline::verify(prediction->schedule)); !status.ok()) return status;
-  return PipelineCase{*shape, *std::move(times), *std::move(prediction)};
+  return PipelineCase{*shape, std::move(times->times), *std::move(prediction), std::move(times->recomputation)};
 }
 
 std::string orders_text(const pipeline::PipelineSchedule& schedule, bool messages) {
@@ -64,7 +65,7 @@ std::string orders_text(const pipeline::PipelineSchedule& schedule, bool message
 Status print_pipeline(const PipelineOptions& options, const PipelineView& view) {
   const auto found = pipeline_case(options);
   if (!found.ok()) return found.status();
-  return write_output(view.output, orders_text(found->prediction.schedule, view.messages));
+  return write_output(view.output, orders_text(found->prediction.schedule, view.messages) + found->recomputation);
 }
 
 /// The rule of a kind of schedule, for people.
@@ -95,7 +96,8 @@ Status explain_pipeline(const PipelineOptions& options, const PipelineView& view
   const pipeline::Shape& shape = found->shape;
   std::string text = fmt::format("{}: {}.\n{}", to_string(shape.kind), rule_of(shape.kind),
                                  orders_text(found->prediction.schedule, view.messages));
-  text += fmt::format("proven: each microbatch once, in order, without deadlock\n\n{}\n", rank_table(found->prediction));
+  text += fmt::format("proven: each microbatch once, in order, without deadlock\n{}\n{}\n", found->recomputation,
+                      rank_table(found->prediction));
   text += fmt::format("step {:g} us, bubble {:.1f} %\n", pipeline::microseconds(found->prediction.replay.step_ps),
                       100 * found->prediction.replay.bubble());
   if (shape.kind != pipeline::ScheduleKind::forward_only) {

@@ -111,6 +111,7 @@ class Reader {
         {"memory_limit_bytes", integer("memory_limit_bytes", 1, std::int64_t{1} << 60,
                                        [this](std::int64_t value) { config_.memory_limit_bytes = value; })},
         {"recompute", named("recompute", parse_recompute, config_.recompute)},
+        {"recompute_units", [this](const Json& value) { return set_recompute_units(value); }},
         {"batch_norm", named("batch_norm", parse_batch_norm, config_.batch_norm)},
         {"auto_partition", boolean("auto_partition", [this](bool value) { return config_.auto_partition = value, Status(); })},
         {"default_partition", integer("default_partition", 0, kMany,
@@ -130,6 +131,19 @@ class Reader {
         {"deterministic_server", boolean("deterministic_server", [](bool) { return Status(); })},  // orders are always static
     };
     return setters_;
+  }
+  Status set_recompute_units(const Json& value) {
+    const bool is_list = value.is_array() && std::ranges::all_of(value, [](const Json& each) { return each.is_string(); });
+    if (is_list) {
+      config_.recompute_units = {.list = value.get<std::vector<std::string>>()};
+      return {};
+    }
+    if (!value.is_string())
+      return error(fmt::format("recompute_units is {}, not a string or an array of strings", value.dump()));
+    const auto parsed = parse_recompute_units(value.get<std::string>());
+    if (!parsed.ok()) return error(fmt::format("recompute_units: {}", parsed.status().message()));
+    config_.recompute_units = *parsed;
+    return {};
   }
   std::size_t find(std::string_view key) {
     const auto found = std::ranges::find(setters(), key, [](const auto& entry) { return std::string_view(entry.first); });
@@ -163,6 +177,8 @@ class Reader {
       return error(fmt::format("default_partition is {}, from 0 to {} with {} partitions", *config_.default_partition,
                                config_.partitions - 1, config_.partitions));
     }
+    if (Status status = check_together(config_.recompute, config_.recompute_units); !status.ok())
+      return error(status.message());
     if (Status status = check(config_.shape()); !status.ok()) return error(status.message());
     return {};
   }
@@ -179,6 +195,7 @@ PartitionRequest Config::request(CostRules rules) const {
   PartitionRequest request;
   rules.shape = shape();
   rules.recompute = recompute;
+  rules.recompute_units = recompute_units;
   request.rules = rules;
   request.objective = memory_weight ? Objective::weighted : optimize;
   request.memory_weight = memory_weight.value_or(0);

@@ -26,6 +26,7 @@ struct Config {
   std::optional<double> memory_weight;                               ///< 0 is the objective speed, 1 is memory
   std::optional<std::int64_t> memory_limit_bytes;                    ///< of a rank; not a key of SageMaker's
   Recompute recompute = Recompute::none;                             ///< not a key of SageMaker's
+  RecomputeUnits recompute_units = {};                               ///< not a key of SageMaker's; a text or an array of texts
   BatchNormStatistics batch_norm = BatchNormStatistics::microbatch;  ///< not a key of SageMaker's
   bool auto_partition = true;
   std::optional<int> default_partition;  ///< stage of the units that nobody assigned; with auto_partition false only

@@ -19,6 +19,31 @@ std::optional<int> parse_position(std::string_view text) {
   return value;
 }
 
+/// The unit that `text` names, or whose position it is.
+Result<int> find_place(const std::vector<std::string>& units, std::string_view text) {
+  const auto unit = find_unit(units, text);
+  const auto position = unit.ok() ? std::optional<int>(*unit) : parse_position(text);
+  if (!position) return unit.status();
+  const auto last = static_cast<int>(units.size()) - 1;
+  if (*position >= 0 && *position <= last) return *position;
+  return invalid(fmt::format("unit {} is outside of the model, which has the units 0 to {}", *position, last));
+}
+
+/// What an entry of a list names: a unit, or a run of neighbours.
+Result<UnitRun> find_run(const std::vector<std::string>& units, std::string_view text) {
+  constexpr std::string_view kTo = "..";
+  const auto unit = find_place(units, text);
+  const std::size_t to = text.find(kTo);
+  if (unit.ok()) return UnitRun{*unit, *unit + 1};
+  if (to == std::string_view::npos) return unit.status();
+  const auto first = find_place(units, text.substr(0, to));
+  if (!first.ok()) return first.status();
+  const auto last = find_place(units, text.substr(to + kTo.size()));
+  if (!last.ok()) return last.status();
+  if (*last >= *first) return UnitRun{*first, *last + 1};
+  return invalid(fmt::format("the run '{}' ends before it begins: its units are number {} and {}", text, *first, *last));
+}
+
 }  // namespace
 
 Result<int> find_unit(const std::vector<std::string>& units, std::string_view name) {
@@ -45,6 +70,26 @@ Result<std::vector<int>> find_cuts(const std::vector<std::string>& units, const 
     cuts.push_back(*position);
   }
   return cuts;
+}
+
+Result<std::vector<UnitRun>> find_runs(const std::vector<std::string>& units, const std::vector<std::string>& list) {
+  std::vector<UnitRun> runs;
+  for (const std::string& text : list) {
+    const auto run = find_run(units, text);
+    if (!run.ok()) return run.status();
+    runs.push_back(*run);
+  }
+  std::ranges::sort(runs, {}, &UnitRun::first);
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].first >= runs[i - 1].end) continue;
+    return invalid(fmt::format("unit '{}' is listed twice", units[static_cast<std::size_t>(runs[i].first)]));
+  }
+  return runs;
+}
+
+std::string to_text(const std::vector<std::string>& units, const UnitRun& run) {
+  const std::string& first = units[static_cast<std::size_t>(run.first)];
+  return run.end - run.first == 1 ? first : first + ".." + units[static_cast<std::size_t>(run.end - 1)];
 }
 
 Result<std::vector<int>> assign_units(const std::vector<std::string>& units,

@@ -60,6 +60,16 @@ class Reader {
     return found;
   }
 
+  /// A text or an array of texts; none where it is missing.
+  RecomputeUnits recompute_units(const char* key) {
+    const auto value = object_.find(key);
+    if (value == object_.end()) return {};
+    if (value->is_array()) return {.list = texts(key)};
+    const auto parsed = parse_recompute_units(text(key));
+    if (!parsed.ok() && status_.ok()) status_ = invalid(fmt::format("{}: {}: {}", origin_, key, parsed.status().message()));
+    return parsed.ok() ? *parsed : RecomputeUnits{};
+  }
+
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
   [[nodiscard]] const Status& status() const { return status_; }
 
@@ -99,6 +109,17 @@ Status check_cuts(const PartitionFile& file, std::string_view origin) {
   return {};
 }
 
+/// What the file says of units: all, none, or a list.
+Json recomputed_units(const Profile& profile, const PartitionRequest& request, const Partition& partition) {
+  if (request.rules.recompute_units.rule == Recompute::all) return to_string(Recompute::all);
+  Json list = Json::array();
+  for (const std::vector<std::string>& of_stage : partition.recomputed_units(profile.unit_names())) {
+    for (const std::string& run : of_stage) list.push_back(run);
+  }
+  if (list.empty()) return to_string(Recompute::none);
+  return list;
+}
+
 }  // namespace
 
 std::string to_json(const Profile& profile, const PartitionRequest& request, const Partition& partition) {
@@ -110,6 +131,7 @@ std::string to_json(const Profile& profile, const PartitionRequest& request, con
   object["optimize"] = to_string(partition.objective);
   if (partition.objective == Objective::weighted) object["memory_weight"] = request.memory_weight;
   object["recompute"] = to_string(request.rules.recompute);
+  object["recompute_units"] = recomputed_units(profile, request, partition);
   object["units"] = profile.unit_names();
   object["cuts"] = Json::array();
   object["stages"] = Json::array();
@@ -142,6 +164,7 @@ Result<PartitionFile> parse_partition(std::string_view json, std::string_view or
   file.units = reader.texts("units");
   const auto cuts = reader.texts("cuts");
   const std::string recompute = reader.has("recompute") ? reader.text("recompute") : "none";
+  file.recompute_units = reader.recompute_units("recompute_units");
   if (reader.has("stages")) file.recomputes = reader.flags("stages", "recomputes");
   if (!reader.status().ok()) return reader.status();
   if (version != kPartitionVersion) {
@@ -165,6 +188,8 @@ Result<PartitionFile> parse_partition(std::string_view json, std::string_view or
     file.cuts.push_back(*unit);
   }
   if (Status status = check_cuts(file, origin); !status.ok()) return status;
+  const auto runs = find_runs(file.units, file.recompute_units.list);
+  if (!runs.ok()) return in_file(origin, "recompute_units", runs.status());
   return file;
 }
 

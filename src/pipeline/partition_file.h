@@ -18,7 +18,8 @@ struct PartitionFile {
   std::vector<std::string> units;
   std::vector<int> cuts;
   Recompute recompute = Recompute::none;
-  std::vector<bool> recomputes;  ///< of each stage; empty: the file does not say
+  std::vector<bool> recomputes;    ///< of each stage; empty: the file does not say
+  RecomputeUnits recompute_units;  ///< those that where_needed has chosen are a list
 };
 
 inline constexpr std::int64_t kPartitionVersion = 1;
@@ -27,8 +28,8 @@ inline constexpr std::int64_t kPartitionVersion = 1;
 /// bytes.
 std::string to_json(const Profile& profile, const PartitionRequest& request, const Partition& partition);
 
-/// Errors: invalid_argument that names `origin` and the field: broken JSON, missing or wrong values, another version, cuts that
-/// are no units or do not rise, cuts or stages of another number than the shape has.
+/// Errors: invalid_argument that names `origin` and the field: broken JSON, missing or wrong values, another version, cuts and
+/// recomputed units that the chain has not, cuts that do not rise, cuts or stages of another number than the shape has.
 Result<PartitionFile> parse_partition(std::string_view json, std::string_view origin);
 
 /// As parse_partition(), from a file. Error: also system_error for a file that cannot be read.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/pipeline/error.h"
+#include "src/pipeline/manual_partition.h"
 #include "src/pipeline/rank_search.h"
 
 namespace shoal::pipeline {
@@ -135,16 +136,17 @@ Status check_request(const PartitionRequest& request, const StageCosts& costs) {
   if (chunks > 1 && objective == Objective::weighted) {
     return invalid(fmt::format("{} chunks on each rank: the objectives are speed and memory, not weighted", chunks));
   }
-  if (chunks > 1 && request.rules.recompute == Recompute::where_needed) {
-    return invalid(fmt::format(
-        "{} chunks on each rank: recomputation none or all, not where_needed, which chooses for a stage alone", chunks));
-  }
-  if (request.rules.recompute == Recompute::where_needed && !request.memory_limit_bytes) {
-    return invalid("recomputation where_needed needs a memory limit, which says where");
-  }
   if (objective == Objective::weighted && (costs.whole().bytes == 0 || costs.whole().compute == 0)) {
     return invalid("the objective weighted needs a model with bytes and times other than 0");
   }
+  const bool units_where_needed = request.rules.recompute_units.rule == Recompute::where_needed;
+  if (request.rules.recompute != Recompute::where_needed && !units_where_needed) return {};
+  const std::string_view what = units_where_needed ? "recomputation of units" : "recomputation";
+  if (chunks > 1) {
+    return invalid(
+        fmt::format("{} chunks on each rank: {} none or all, not where_needed, which chooses for a stage alone", chunks, what));
+  }
+  if (!request.memory_limit_bytes) return invalid(fmt::format("{} where_needed needs a memory limit, which says where", what));
   return {};
 }
 
@@ -171,6 +173,7 @@ Partition price(const PartitionRequest& request, const StageCosts& costs, const 
   result.objective = request.effective_objective();
   std::vector<int> firsts{0};
   firsts.insert(firsts.end(), cuts.begin(), cuts.end());
+  std::vector<StageCost> of_stages;
   for (int stage = 0; stage < costs.stages(); ++stage) {
     const auto at = static_cast<std::size_t>(stage);
     const int end = at + 1 < firsts.size() ? firsts[at + 1] : costs.units();
@@ -178,12 +181,13 @@ Partition price(const PartitionRequest& request, const StageCosts& costs, const 
         recomputes.empty() ? costs.cost(stage, firsts[at], end) : costs.cost(stage, firsts[at], end, recomputes[at]);
     result.stages.push_back({firsts[at], end, costs.held(stage), costs.microseconds(cost.compute),
                              costs.microseconds(cost.time), cost.bytes, costs.bytes_before(firsts[at]), costs.bytes_before(end),
-                             cost.recomputes});
+                             cost.recomputes, costs.recomputed_units(firsts[at], cost)});
     result.value = std::max(result.value, value_of(result.stages.back(), request, costs));
+    of_stages.push_back(cost);
   }
   if (result.objective == Objective::memory)
     result.value = static_cast<double>(std::ranges::max(rank_bytes(result, request.rules.shape.ranks)));
-  result.times = costs.times(firsts, result.recomputes());
+  result.times = costs.times(firsts, of_stages);
   return result;
 }
 
@@ -204,24 +208,6 @@ bool counts_by_rank(const PartitionRequest& request) {
          (request.effective_objective() == Objective::memory || request.memory_limit_bytes.has_value());
 }
 
-/// That no partition meets the limit, and which one comes nearest.
-Status limit_too_small(const Profile& profile, const PartitionRequest& request) {
-  PartitionRequest without = request;
-  without.memory_limit_bytes.reset();
-  without.objective = Objective::memory;
-  if (without.rules.recompute == Recompute::where_needed) without.rules.recompute = Recompute::all;  // never needs more bytes
-  const auto nearest = partition(profile, without);
-  if (!nearest.ok()) return nearest.status();
-  const int ranks = request.rules.shape.ranks;
-  const std::vector<std::int64_t> bytes = rank_bytes(*nearest, ranks);
-  const auto largest = std::ranges::max_element(bytes);
-  return invalid(
-      fmt::format("no partition meets the memory limit of {} bytes: the smallest possible largest {} needs {} "
-                  "bytes (units {})",
-                  *request.memory_limit_bytes, request.rules.shape.chunks > 1 ? "rank" : "stage", *largest,
-                  name_units_of_rank(profile, *nearest, static_cast<int>(largest - bytes.begin()), ranks)));
-}
-
 /// The best cuts where counts_by_rank().
 Result<RankAnswer> cut_by_rank(const PartitionRequest& request, const StageCosts& costs) {
   const bool by_bytes = request.effective_objective() == Objective::memory;
@@ -232,6 +218,43 @@ Result<RankAnswer> cut_by_rank(const PartitionRequest& request, const StageCosts
   Result<RankAnswer> found = search_ranks(costs, wanted, by_stage.cheapest_cuts());
   if (found.ok()) found->evaluations += by_stage.evaluations();
   return found;
+}
+
+/// The best cuts under the request's limit; none if no partition meets it.
+Result<RankAnswer> best_cuts(const PartitionRequest& request, const StageCosts& costs) {
+  if (counts_by_rank(request)) return cut_by_rank(request, costs);
+  const Objective objective = request.effective_objective();
+  Search search(costs, request.memory_weight, request.memory_limit_bytes);
+  const Measure measure = measure_of(objective);
+  const Measure other = objective == Objective::speed ? Measure::bytes : Measure::time;
+  const auto value = search.smallest_largest(measure);
+  if (!value) return RankAnswer{std::nullopt, search.evaluations()};
+  search.bound(measure, *value);
+  search.bound(other, *search.smallest_largest(other));
+  std::vector<int> cuts = search.cheapest_cuts();
+  return RankAnswer{std::move(cuts), search.evaluations()};
+}
+
+/// That no partition meets the limit, and which one comes nearest.
+Status limit_too_small(const Profile& profile, const PartitionRequest& request) {
+  PartitionRequest without = request;
+  without.memory_limit_bytes.reset();
+  without.objective = Objective::memory;
+  // Under a limit of 0 where_needed takes the fewest bytes.
+  const auto costs = StageCosts::create(profile, request.rules, 0);
+  if (!costs.ok()) return costs.status();
+  const Result<RankAnswer> cuts = best_cuts(without, *costs);
+  if (!cuts.ok()) return cuts.status();
+  const Partition nearest = price(without, *costs, *cuts->cuts, {});
+  const int ranks = request.rules.shape.ranks;
+  const std::vector<std::int64_t> bytes = rank_bytes(nearest, ranks);
+  const auto largest = std::ranges::max_element(bytes);
+  return invalid(fmt::format(
+      "no partition meets the memory limit of {} bytes{}: the smallest possible largest {} needs {} bytes (units {})",
+      *request.memory_limit_bytes,
+      request.rules.recompute_units.rule == Recompute::where_needed ? ", whichever first units recompute" : "",
+      request.rules.shape.chunks > 1 ? "rank" : "stage", *largest,
+      name_units_of_rank(profile, nearest, static_cast<int>(largest - bytes.begin()), ranks)));
 }
 
 }  // namespace
@@ -264,28 +287,24 @@ std::vector<bool> Partition::recomputes() const {
   return found;
 }
 
+std::vector<std::vector<std::string>> Partition::recomputed_units(const std::vector<std::string>& units) const {
+  std::vector<std::vector<std::string>> found;
+  for (const Stage& stage : stages) {
+    std::vector<std::string>& of_stage = found.emplace_back();
+    for (const UnitRun& run : stage.recomputed_units) of_stage.push_back(to_text(units, run));
+  }
+  return found;
+}
+
 Result<Partition> partition(const Profile& profile, const PartitionRequest& request) {
   const auto costs = StageCosts::create(profile, request.rules, request.memory_limit_bytes);
   if (!costs.ok()) return costs.status();
   if (Status status = check_request(request, *costs); !status.ok()) return status;
-  const Objective objective = request.effective_objective();
-  if (counts_by_rank(request)) {
-    const Result<RankAnswer> found = cut_by_rank(request, *costs);
-    if (!found.ok()) return found.status();
-    if (!found->cuts) return limit_too_small(profile, request);
-    Partition result = price(request, *costs, *found->cuts, {});
-    result.evaluations = found->evaluations;
-    return result;
-  }
-  Search search(*costs, request.memory_weight, request.memory_limit_bytes);
-  const Measure measure = measure_of(objective);
-  const Measure other = objective == Objective::speed ? Measure::bytes : Measure::time;
-  const auto value = search.smallest_largest(measure);
-  if (!value) return limit_too_small(profile, request);
-  search.bound(measure, *value);
-  search.bound(other, *search.smallest_largest(other));
-  Partition result = price(request, *costs, search.cheapest_cuts(), {});
-  result.evaluations = search.evaluations();
+  const Result<RankAnswer> found = best_cuts(request, *costs);
+  if (!found.ok()) return found.status();
+  if (!found->cuts) return limit_too_small(profile, request);
+  Partition result = price(request, *costs, *found->cuts, {});
+  result.evaluations = found->evaluations;
   return result;
 }
 

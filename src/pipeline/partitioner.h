@@ -40,9 +40,10 @@ struct Stage {
   double compute_us = 0;  ///< for one microbatch
   double time_us = 0;     ///< compute and messages
   std::int64_t bytes = 0;
-  std::int64_t received_bytes = 0;  ///< at its left cut, for one microbatch
-  std::int64_t sent_bytes = 0;      ///< at its right cut
-  bool recomputes = false;          ///< keeps the inputs of its microbatches and repeats their forwards
+  std::int64_t received_bytes = 0;             ///< at its left cut, for one microbatch
+  std::int64_t sent_bytes = 0;                 ///< at its right cut
+  bool recomputes = false;                     ///< keeps the inputs of its microbatches and repeats their forwards
+  std::vector<UnitRun> recomputed_units = {};  ///< runs of its units that do so by themselves; then `recomputes` is false
 };
 
 struct Partition {
@@ -56,6 +57,9 @@ struct Partition {
   [[nodiscard]] std::vector<int> cuts() const;
   /// Of each stage, whether it recomputes.
   [[nodiscard]] std::vector<bool> recomputes() const;
+  /// Of each stage, the runs of units that recompute, as in the list of RecomputeUnits. `units`: the names of the chain's
+  /// units.
+  [[nodiscard]] std::vector<std::vector<std::string>> recomputed_units(const std::vector<std::string>& units) const;
 };
 
 /// The best partition into exactly as many stages as the shape has, each with a unit at least. Exact, in O(stages units^2)
@@ -65,8 +69,9 @@ struct Partition {
 /// its cuts; of those the smallest list of cuts.
 ///
 /// Errors: those of StageCosts::create(); invalid_argument for a weight outside of 0..1, for the objective weighted and
-/// recomputation where needed with virtual stages, for recomputation where needed without a limit, and for a limit that no
-/// partition meets: that names the smallest possible largest stage, or rank, and its units; those of search_ranks().
+/// recomputation where needed (of stages or of units) with virtual stages, for recomputation where needed without a limit, and
+/// for a limit that no partition meets: that names the smallest possible largest stage, or rank, and its units; those of
+/// search_ranks().
 Result<Partition> partition(const Profile& profile, const PartitionRequest& request);
 
 /// The partition whose stages begin at unit 0 and at `cuts`, priced in the same way. `recomputes`, if not empty, says of each

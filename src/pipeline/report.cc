@@ -87,14 +87,23 @@ std::string partition_table(const Profile& profile, const PartitionRequest& requ
                    names[static_cast<std::size_t>(stage.first)], width, stage.end - stage.first, stage.time_us,
                    compute_us > 0 ? 100 * stage.compute_us / compute_us : 0, stage.bytes, stage.held, stage.sent_bytes);
   }
-  std::string recomputing;
-  for (std::size_t i = 0; i < partition.stages.size(); ++i) {
-    if (partition.stages[i].recomputes) recomputing += fmt::format("{}{}", recomputing.empty() ? "" : ", ", i);
-  }
-  if (!recomputing.empty()) fmt::format_to(out, "stages that recompute: {}\n", recomputing);
+  text += recomputation_line(partition, names);
   fmt::format_to(out, "predicted step: {:.1f} us, bubble {:.1f} %\n{}\n", microseconds(prediction.replay.step_ps),
                  100 * prediction.replay.bubble(), describe_decider(partition, names, shape.ranks));
   return text;
+}
+
+std::string recomputation_line(const Partition& partition, const std::vector<std::string>& units) {
+  std::string stages;
+  std::string in_stages;
+  const auto runs = partition.recomputed_units(units);
+  for (std::size_t i = 0; i < partition.stages.size(); ++i) {
+    if (partition.stages[i].recomputes) stages += fmt::format("{}{}", stages.empty() ? "" : ", ", i);
+    if (runs[i].empty()) continue;
+    in_stages += fmt::format("{}stage {}: {}", in_stages.empty() ? "" : "; ", i, to_string(RecomputeUnits{.list = runs[i]}));
+  }
+  if (!stages.empty()) return fmt::format("stages that recompute: {}\n", stages);
+  return in_stages.empty() ? "" : fmt::format("units that recompute: {}\n", in_stages);
 }
 
 std::string rank_table(const Prediction& prediction) {

@@ -25,6 +25,9 @@ Result<Prediction> predict(const Shape& shape, const StageTimes& times);
 std::string partition_table(const Profile& profile, const PartitionRequest& request, const Partition& partition,
                             const Prediction& prediction);
 
+/// A line that names the stages or units which recompute; "" where none does. `units`: the names of the chain's units.
+std::string recomputation_line(const Partition& partition, const std::vector<std::string>& units);
+
 /// A line for each rank: idle time, microbatches held, messages and bytes sent in a step.
 std::string rank_table(const Prediction& prediction);
 

@@ -37,6 +37,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     request.rules.shape.microbatches = 3;
     const auto whole = pipeline::partition(*profile, request);
     if (whole.ok() && whole->stages.front().bytes < 0) std::abort();
+    request.rules.recompute_units.rule = pipeline::Recompute::all;
+    const auto recomputing = pipeline::partition(*profile, request);
+    if (recomputing.ok() && recomputing->stages.front().bytes < 0) std::abort();
   }
   const auto partition = pipeline::parse_partition(text, "fuzz.json");
   if (partition.ok() && static_cast<int>(partition->cuts.size()) + 1 != partition->shape.stages()) std::abort();

@@ -76,6 +76,36 @@ TEST(PipelineSettings, FileChoosesStagesThatRecompute) {
   EXPECT_TRUE(given->partition->recomputes.empty());
 }
 
+TEST(PipelineSettings, FileListsUnitsThatRecompute) {
+  std::string cuts = kCuts;
+  cuts.replace(cuts.rfind('}'), 1, R"(, "recompute": "none", "recompute_units": ["a", "b..c"]})");
+  const auto units_of = [&](const PipelineChoices& choices, const std::string& parallel = "") {
+    const auto settings = settings_of(choices, parallel, cuts);
+    EXPECT_TRUE(settings.ok()) << settings.status().to_string();
+    return settings.ok() ? to_string(settings->config.recompute_units) : "";
+  };
+  EXPECT_EQ(units_of({}), "a,b..c");
+  PipelineChoices choices;
+  choices.recompute_units = "all";
+  EXPECT_EQ(units_of(choices), "all");
+  choices.recompute_units.reset();
+  choices.recompute = "all";  // of stages, instead
+  EXPECT_EQ(units_of(choices), "none");
+  EXPECT_EQ(units_of({}, R"({"recompute_units": "where_needed", "memory_limit_bytes": 9})"), "where_needed");
+}
+
+TEST(PipelineSettings, RecomputationNeedsAPipeline) {
+  PipelineChoices choices;
+  EXPECT_TRUE(choices.check().ok());
+  choices.recompute_units = "all";
+  expect_refused(choices.check(), StatusCode::invalid_argument, {"--recompute-units", "--partitions"});
+  choices.partitions = 2;
+  EXPECT_TRUE(choices.check().ok());
+  choices = {};
+  choices.recompute = "all";
+  expect_refused(choices.check(), StatusCode::invalid_argument, {"--recompute", "--partitions"});
+}
+
 TEST(PipelineSettings, BadSettingsAreNamed) {
   PipelineChoices choices;
   choices.partitions = 2;
@@ -90,6 +120,8 @@ TEST(PipelineSettings, BadSettingsAreNamed) {
   refused(R"({"auto_partition": false, "default_partition": 0})", {"auto_partition", "--partition"});
   refused(R"({"batch_norm": "batch"})", {"batch_norm", "'batch'", "microbatch", "deferred"});
   refused(R"({"recompute": "some"})", {"recompute", "some", "where_needed"});
+  refused(R"({"recompute_units": 5})", {"smp.json", "recompute_units", "5"});
+  refused(R"({"recompute_units": "a", "recompute": "all"})", {"smp.json", "recompute is all", "recompute_units is a"});
   refused(R"({"fp16": true, "offload_activations": true})", {"fp16", "offload_activations"}, StatusCode::unsupported);
   refused(R"({"tensor_parallel_degree": 0})", {"tensor_parallel_degree", "0"});
   refused(R"({"microbatches")", {"smp.json"});
@@ -252,6 +284,12 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     refused([](auto& o) { o.parallel.memory_limit_bytes = 10; }, {"10"});
     refused([](auto& o) { o.parallel.recompute = "where_needed"; }, {"where_needed", "limit"});
     refused([&](auto& o) { o.parallel.recompute = job.rank() == 0 ? "none" : "all"; }, {"recompute", "none", "all"},
+            StatusCode::mismatch);
+    refused([](auto& o) { o.parallel.recompute_units = "conv1_1,conv9_9"; }, {"recompute_units", "conv9_9", "nearest"});
+    refused([](auto& o) { o.parallel.recompute_units = "99"; }, {"recompute_units", "unit 99", "outside"});
+    refused([](auto& o) { o.parallel.recompute_units = "where_needed"; }, {"units", "where_needed", "limit"});
+    refused([](auto& o) { o.parallel.recompute = o.parallel.recompute_units = "all"; }, {"recompute is all", "one of both"});
+    refused([&](auto& o) { o.parallel.recompute_units = job.rank() == 0 ? "none" : "all"; }, {"recompute_units", "none", "all"},
             StatusCode::mismatch);
     Job on_device = job_of(communicator);
     on_device.device = at::Device(at::kCUDA, 0);

@@ -84,6 +84,26 @@ class TestPipelineTraining:
         assert row["peak_bytes_predicted"] <= int(limit) and row["peak_bytes"] < kept["peak_bytes"]
         check_memory(row)
 
+    def test_recomputed_units_train_alike_in_less_memory(self):
+        profile, cuts = self.path("p.json"), self.path("cuts.json")
+        run(TRAIN, "--dataset", "synthetic", "--model", "shufflenet_v2_x0.5", "--batch", "2", "--threads", "1", "--profile-out", profile)
+        options = ("--pipeline", "simple", "--partitions", "2", "--microbatches", "8", "--optimizer-states", "1", "--optimize", "memory")
+        whole = json.loads(run(SHOAL, "partition", profile, *options, "--json").stdout)
+        limit = str(max(whole["stage_bytes"]) * 2 // 3)
+        run(SHOAL, "partition", profile, *options, "--recompute-units", "where_needed", "--memory-limit-bytes", limit, "-o", cuts)
+        training = ("--profile", profile, "--batch", "16", "--link-latency-us", "10", "--link-bytes-per-us", "1000")
+        kept, _ = self.train(*training, *options[:6], "--optimize", "memory", ranks=2, steps=3)
+        some, done = self.train(*training, "--partition", cuts, ranks=2, steps=3)
+        every, _ = self.train(*training, "--partition", cuts, "--recompute-units", "all", ranks=2, steps=3)
+        assert "units that recompute: stage " in done.stdout and some["recompute_units"].startswith("stem") and every["recompute_units"] == "all"
+        for row in (some, every):
+            assert row["step_loss"] == kept["step_loss"], "bit for bit"
+            assert row["peak_bytes"] < kept["peak_bytes"]
+            check_memory(row)
+        assert some["peak_bytes_predicted"] <= int(limit)
+        self.refused(["--recompute-units", "needs a pipeline", "--partitions"], "--recompute-units", "all")
+        self.refused(["--recompute ", "needs a pipeline"], "--recompute", "all")
+
     def test_memory_is_predicted_with_large_parameters(self):
         # A backward has a second gradient of a layer's parameters, up to 9.4 MB here, before it adds it to the first.
         row, _ = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "4", "--batch", "8", ranks=2, model="resnet18", steps=2)

@@ -69,6 +69,28 @@ def test_recomputation_where_limit_needs_it(profile, tmp_path):
     assert [stage["recomputes"] for stage in json.loads(path.read_text(encoding="utf-8"))["stages"]] == [True, False, False]
 
 
+def test_recomputed_units_are_priced_and_shown(profile, tmp_path):
+    path = tmp_path / "cuts.json"
+    units = ("--pipeline", "simple", "--cuts", "unit2,unit3", "--recompute-units", "unit0,3..4")
+    found = json.loads(partition(profile, *units, "--json", "-o", str(path)).stdout)
+    assert found["stage_recomputed_units"] == [["unit0"], [], ["unit3..unit4"]]
+    assert found["stage_bytes"] == [928000, 672000, 417000]
+    assert found["stage_compute_us"] == [8700 + 1500, 1800, 8100 + 1400]
+    assert json.loads(path.read_text(encoding="utf-8"))["recompute_units"] == ["unit0", "unit3..unit4"]
+    line = "units that recompute: stage 0: unit0; stage 2: unit3..unit4\n"
+    assert line in partition(profile, *units).stdout
+    for tool in ("print", "explain"):
+        assert line in shoal(tool, "pipeline", "--partitions", "3", "--microbatches", "4", "--profile", profile, *units).stdout
+    needed = partition(profile, "--pipeline", "simple", "--cuts", "unit2,unit3", "--recompute-units", "where_needed", "--memory-limit-bytes",
+                       "910000", "--json")
+    assert json.loads(needed.stdout)["stage_recomputed_units"] == [["unit0", "unit1"], [], []]
+
+
+def test_units_need_a_profile():
+    done = shoal("explain", "pipeline", "--partitions", "2", "--microbatches", "2", "--recompute-units", "all")
+    assert done.returncode == 1 and "--recompute-units" in done.stderr and "--profile" in done.stderr
+
+
 def test_manual_partitions(profile):
     for arguments in (("--cuts", "unit1,unit2"), ("--cuts", "1,2"), ("--assign", "unit0=0,unit1=1", "--default-partition", "2")):
         done = partition(profile, "--optimize", "speed", "--pipeline", "1f1b", *LINK, *arguments, "--json")
@@ -90,6 +112,12 @@ def test_manual_partitions(profile):
     (("--link-bytes-per-us", "0"), ("rate", "0")),
     (("--recompute", "some"), ("--recompute", "some", "where_needed")),
     (("--recompute", "where_needed"), ("where_needed", "limit")),
+    (("--recompute-units", "unit1,unit9"), ("recompute_units", "unit9", "nearest")),
+    (("--recompute-units", "unit4..6"), ("recompute_units", "unit 6", "0 to 5")),
+    (("--recompute-units", "unit1,,unit2"), ("--recompute-units", "unit1,,unit2", "list of units")),
+    (("--recompute-units", "all", "--recompute", "all"), ("recompute is all", "recompute_units is all", "one of both")),
+    (("--recompute-units", "where_needed"), ("units", "where_needed", "limit")),
+    (("--recompute-units", "where_needed", "--memory-limit-bytes", "1"), ("limit of 1 bytes", "whichever first units", "smallest possible")),
     (("--cuts", "unit4,unit1"), ("unit4", "unit1")),
     (("--cuts", "unit1,unit9"), ("unit9",)),
     (("--cuts", "unit1.conv,unit2"), ("unit1.conv", "inside")),

@@ -40,7 +40,8 @@ TEST(PipelineConfig, DefaultsAreThoseOfSageMaker) {
 TEST(PipelineConfig, EveryKeyIsRead) {
   const Config config = config_of(R"({"pipeline_parallel_degree": 2, "microbatches": 8, "pipeline": "interleaved",
       "active_microbatches": 3, "optimize": "speed", "memory_limit_bytes": 1000000, "recompute": "where_needed",
-      "batch_norm": "deferred", "auto_partition": false, "default_partition": 1, "placement_strategy": "spread",
+      "recompute_units": "none", "batch_norm": "deferred", "auto_partition": false, "default_partition": 1,
+      "placement_strategy": "spread",
       "ddp": true, "tensor_parallel_degree": 2, "prescaled_batch": true, "deterministic_server": false})");
   EXPECT_EQ(config.shape(), (Shape{ScheduleKind::interleaved, 2, 1, 8, 3}));
   EXPECT_EQ(config.optimize, Objective::speed);
@@ -52,6 +53,18 @@ TEST(PipelineConfig, EveryKeyIsRead) {
   EXPECT_EQ(layout.rank({1, 0, 0}), 1);  // spread: replicas are neighbours
   EXPECT_EQ(layout.size(Axis::tensor), 2);
   EXPECT_EQ(config_of(R"({"partitions": 2, "pipeline": "virtual", "chunks": 2, "microbatches": 4})").shape().stages(), 4);
+}
+
+TEST(PipelineConfig, RecomputedUnitsAreATextOrAList) {
+  const auto units_of = [](const std::string& value) {
+    return config_of(R"({"partitions": 2, "recompute_units": )" + value + "}").request({}).rules.recompute_units;
+  };
+  EXPECT_EQ(units_of(R"("all")").rule, Recompute::all);
+  EXPECT_EQ(units_of(R"("stem,b..d")").list, (std::vector<std::string>{"stem", "b..d"}));
+  EXPECT_EQ(units_of(R"(["stem", "b..d"])").list, (std::vector<std::string>{"stem", "b..d"}));
+  EXPECT_FALSE(units_of("[]").any());
+  EXPECT_THAT(config_error(R"({"partitions": 2, "recompute": "all", "recompute_units": "stem"})"),
+              Mentions("recompute is all", "recompute_units is stem", "one of both"));
 }
 
 TEST(PipelineConfig, MemoryWeightMakesTheObjectiveWeighted) {
@@ -96,6 +109,9 @@ TEST(PipelineConfig, WrongValuesNameTheKey) {
            {R"({"partitions": 2, "auto_partition": false})", "default_partition"},
            {R"({"partitions": 2, "auto_partition": false, "default_partition": 2})", "default_partition"},
            {R"({"partitions": 2, "memory_limit_bytes": 0})", "memory_limit_bytes"},
+           {R"({"partitions": 2, "recompute_units": 3})", "recompute_units"},
+           {R"({"partitions": 2, "recompute_units": ["a", 3]})", "recompute_units"},
+           {R"({"partitions": 2, "recompute_units": "a,,b"})", "recompute_units"},
            {R"({"microbatches": 2})", "partitions"},
            {R"({"partitions": 2, "pipeline_parallel_degree": 4})", "pipeline_parallel_degree"},
            {R"({"partitions": 2)", "broken JSON"},

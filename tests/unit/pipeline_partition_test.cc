@@ -43,12 +43,6 @@ std::vector<double> times_of(const Partition& partition) {
   return times;
 }
 
-std::vector<std::int64_t> bytes_of(const Partition& partition) {
-  std::vector<std::int64_t> bytes;
-  for (const Stage& stage : partition.stages) bytes.push_back(stage.bytes);
-  return bytes;
-}
-
 // ---- worked answers ----
 
 TEST(PipelineExample, SpeedWithoutALinkBalancesTime) {

@@ -86,9 +86,13 @@ TEST(PipelineRanks, EveryRandomChainHasTheBestAnswer) {
     request.rules.shape = {ScheduleKind::virtual_stages, ranks, chunks, ranks * static_cast<int>(draw(random, 1, 4)), {}};
     request.rules.overlaps = draw(random, 0, 1) == 1;
     request.rules.recompute = draw(random, 0, 3) == 0 ? Recompute::all : Recompute::none;
+    if (draw(random, 0, 3) == 0 && request.rules.recompute == Recompute::none) {
+      request.rules.recompute_units =
+          draw(random, 0, 1) == 0 ? RecomputeUnits{.rule = Recompute::all} : RecomputeUnits{.list = {"0..1", "3"}};
+    }
     request.rules.link = {static_cast<double>(draw(random, 0, 3)), 2.0};
     request.objective = draw(random, 0, 1) == 0 ? Objective::memory : Objective::speed;
-    const auto units = static_cast<int>(draw(random, ranks * chunks, 10));
+    const auto units = static_cast<int>(draw(random, std::max(ranks * chunks, 4), 10));
     const Profile profile = random_chain(random, units, draw(random, 0, 1) == 0 ? 2 : 5000);  // few values make ties
     const auto costs = StageCosts::create(profile, request.rules);
     ASSERT_TRUE(costs.ok()) << costs.status().to_string();

@@ -28,11 +28,13 @@ struct Question {
   std::int64_t latency_us = 0;
   std::int64_t rate = 0;    // bytes a microsecond; 0 = no limit
   std::int64_t tenths = 0;  // of the memory weight
+  std::vector<int> listed;  // of each unit, the run of the list in which it recomputes; -1 = none
 };
 
 struct Priced {
   Whole time = 0;  // times the rate
   Whole bytes = 0;
+  std::vector<int> runs;  // of each unit of the chain, the run in which it recomputes; -1 = none
 };
 
 std::int64_t held_of(const Shape& shape, int stage) {
@@ -51,25 +53,30 @@ std::int64_t held_of(const Shape& shape, int stage) {
   }
 }
 
-/// The units first..end-1 as `stage`, which repeats its forwards or not.
-Priced price_with(const Question& question, int stage, std::size_t first, std::size_t end, bool repeats) {
+/// The units first..end-1 as `stage`, some of which recompute in runs.
+Priced price_with(const Question& question, int stage, std::size_t first, std::size_t end, const std::vector<int>& runs) {
   const auto& units = question.profile.units;
   const CostRules& rules = question.request.rules;
   const Whole rate = question.rate > 0 ? question.rate : 1;
   const Whole held = held_of(rules.shape, stage);
-  Whole forward = 0;
-  Whole backward = 0;
+  Whole compute = 0;
   Whole parameters = 0;
   Whole buffers = 0;
-  Whole stash = 0;
-  Whole workspace = 0;
+  Whole kept = 0;     // of a microbatch, up to a unit
+  Whole in_run = 0;   // stashes of the run
+  Whole largest = 0;  // what the microbatch that is computed has
   for (std::size_t unit = first; unit < end; ++unit) {
-    forward += static_cast<Whole>(units[unit].forward_us);
-    backward += static_cast<Whole>(units[unit].backward_us);
+    const bool repeats = runs[unit] >= 0;
+    const bool ends_run = unit + 1 < units.size() && runs[unit + 1] != runs[unit];
+    compute += static_cast<Whole>(units[unit].forward_us) * (repeats ? 2 : 1) + static_cast<Whole>(units[unit].backward_us);
     parameters += units[unit].parameter_bytes;
     buffers += units[unit].buffer_bytes;
-    stash += units[unit].stash_bytes;
-    workspace = std::max<Whole>(units[unit].workspace_bytes, workspace - units[unit].stash_bytes);
+    in_run += units[unit].stash_bytes;
+    largest = std::max<Whole>(largest, kept + in_run + units[unit].workspace_bytes);
+    if (repeats && !ends_run) continue;
+    if (!repeats) kept += in_run;
+    if (repeats && unit + 1 < end) kept += units[unit].output_bytes;
+    in_run = 0;
   }
   const Whole received = first > 0 ? units[first - 1].output_bytes : 0;
   const Whole sent = end < units.size() ? units[end - 1].output_bytes : 0;
@@ -78,23 +85,57 @@ Priced price_with(const Question& question, int stage, std::size_t first, std::s
   };
   const Whole left = message(first > 0, received);
   const Whole right = message(end < units.size(), sent);
-  const Whole compute = (forward + backward + (repeats && held > 1 ? forward : 0)) * rate;
+  compute *= rate;
   Priced priced;
+  priced.runs = runs;
   priced.time = rules.overlaps ? std::max({compute, left, right}) : compute + 2 * left + 2 * right;
-  priced.bytes = (2 + rules.optimizer_states) * parameters + buffers + received + sent + workspace +
-                 (repeats ? held * received + stash : held * (received + stash));
+  priced.bytes =
+      (2 + rules.optimizer_states) * parameters + buffers + received + sent + held * received + (held - 1) * kept + largest;
   return priced;
 }
 
-/// Whether the stage repeats its forwards.
-bool repeats(const Question& question, int stage, std::size_t first, std::size_t end) {
-  const Recompute recompute = question.request.rules.recompute;
-  if (recompute != Recompute::where_needed) return recompute == Recompute::all;
-  return price_with(question, stage, first, end, false).bytes > *question.request.memory_limit_bytes;
+/// The runs that may be taken, the first one that meets the limit counts.
+std::vector<std::vector<int>> choices_of(const Question& question, int stage, std::size_t first, std::size_t end) {
+  const CostRules& rules = question.request.rules;
+  const std::size_t units = question.profile.units.size();
+  const std::vector<int> none(units, -1);
+  const std::vector<int> whole(units, held_of(rules.shape, stage) > 1 ? 0 : -1);
+  std::vector<std::vector<int>> singles{none};  // as many first units of the stage
+  for (std::size_t unit = first; unit < end; ++unit) {
+    singles.push_back(singles.back());
+    singles.back()[unit] = static_cast<int>(unit);
+  }
+  if (rules.recompute_units.rule == Recompute::where_needed) return singles;
+  if (rules.recompute_units.rule == Recompute::all) return {singles.back()};
+  if (rules.recompute_units.any()) return {question.listed};
+  if (rules.recompute == Recompute::where_needed) return {none, whole};
+  return {rules.recompute == Recompute::all ? whole : none};
 }
 
 Priced price(const Question& question, int stage, std::size_t first, std::size_t end) {
-  return price_with(question, stage, first, end, repeats(question, stage, first, end));
+  std::optional<Priced> least;
+  for (const std::vector<int>& runs : choices_of(question, stage, first, end)) {
+    const Priced priced = price_with(question, stage, first, end, runs);
+    const auto& limit = question.request.memory_limit_bytes;
+    if (!limit || priced.bytes <= *limit) return priced;
+    if (!least || priced.bytes < least->bytes) least = priced;
+  }
+  return *least;
+}
+
+/// As a Stage has them.
+std::vector<UnitRun> runs_of(const std::vector<int>& runs, int first, int end) {
+  std::vector<UnitRun> found;
+  for (int unit = first; unit < end; ++unit) {
+    const int run = runs[static_cast<std::size_t>(unit)];
+    if (run < 0) continue;
+    if (unit > first && runs[static_cast<std::size_t>(unit) - 1] == run) {
+      ++found.back().end;
+    } else {
+      found.push_back({unit, unit + 1});
+    }
+  }
+  return found;
 }
 
 struct Answer {
@@ -110,6 +151,8 @@ struct Answer {
 Priced whole_of(Question question) {
   question.request.rules.shape = shape_of(ScheduleKind::one_f_one_b, 1, 1);
   question.request.rules.recompute = Recompute::none;
+  question.request.rules.recompute_units = {};
+  question.request.memory_limit_bytes.reset();
   return price(question, 0, 0, question.profile.units.size());
 }
 
@@ -148,6 +191,18 @@ std::optional<Answer> search_all(const Question& question, Whole* smallest_large
   extend(0, 0, {}, 0);
   *smallest_largest = *least;
   return best;
+}
+
+/// A list of runs, in which some units are.
+void list_units(Question& question, Random& random) {
+  const auto units = static_cast<int>(question.profile.units.size());
+  question.listed.assign(static_cast<std::size_t>(units), -1);
+  for (int unit = static_cast<int>(draw(random, 0, 2)); unit < units;) {
+    const auto end = static_cast<int>(draw(random, unit + 1, std::min(units, unit + 4)));
+    question.request.rules.recompute_units.list.push_back(std::to_string(unit) + ".." + std::to_string(end - 1));
+    for (; unit < end; ++unit) question.listed[static_cast<std::size_t>(unit)] = end;
+    unit += static_cast<int>(draw(random, 0, 2));
+  }
 }
 
 Question random_question(std::uint64_t seed) {
@@ -193,10 +248,18 @@ Question random_question(std::uint64_t seed) {
 
 TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
   const auto seeds = testing::wanted_seeds({0, kRandomCases});
-  bool some_but_not_all = false;  // in one partition, recompute
+  bool some_but_not_all = false;        // of the stages of a partition recompute
+  bool some_but_not_all_units = false;  // of a stage
   for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "SHOAL_TEST_SEED=" << seed);
     Question question = random_question(seed);
+    CostRules& rules = question.request.rules;
+    if (seed % 5 == 1) {
+      rules.recompute = Recompute::none;
+      Random random(seed);
+      if (seed % 2 == 0) list_units(question, random);
+      if (seed % 2 == 1) rules.recompute_units.rule = Recompute::all;
+    }
     Whole smallest_largest = 0;
     std::optional<Answer> expected = search_all(question, &smallest_largest);
     if (seed % 5 == 0) {  // a limit between the largest stages that all and none of them need, or just outside
@@ -210,6 +273,18 @@ TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
           draw(random, static_cast<std::int64_t>(smallest_largest) - 1, static_cast<std::int64_t>(without) + 1);
       question.request.rules.recompute = Recompute::where_needed;
       Whole ignored = 0;  // smallest_largest is that of the error
+      expected = search_all(question, &ignored);
+    } else if (seed % 5 == 2) {  // likewise, where units need it
+      rules.recompute = Recompute::none;
+      Whole without = 0;
+      search_all(question, &without);
+      rules.recompute_units.rule = Recompute::where_needed;
+      question.request.memory_limit_bytes = 0;  // takes the fewest bytes
+      search_all(question, &smallest_largest);
+      Random random(seed);
+      question.request.memory_limit_bytes =
+          draw(random, static_cast<std::int64_t>(smallest_largest) - 1, static_cast<std::int64_t>(without) + 1);
+      Whole ignored = 0;
       expected = search_all(question, &ignored);
     } else if (seed % 3 == 0) {  // with a limit near the smallest possible one, sometimes below it
       question.request.memory_limit_bytes =
@@ -236,10 +311,14 @@ TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
       const double rate = question.rate > 0 ? static_cast<double>(question.rate) : 1;
       ASSERT_NEAR(each.time_us, static_cast<double>(priced.time) / rate, 1e-9 * each.time_us);
       ASSERT_EQ(each.bytes, static_cast<std::int64_t>(priced.bytes));
-      const bool expects_repeat =
-          held_of(question.request.rules.shape, static_cast<int>(stage)) > 1 &&
-          repeats(question, static_cast<int>(stage), static_cast<std::size_t>(each.first), static_cast<std::size_t>(each.end));
-      ASSERT_EQ(each.recomputes, expects_repeat);
+      const bool by_units = rules.recompute_units.any();
+      const auto runs = runs_of(priced.runs, each.first, each.end);
+      ASSERT_EQ(each.recomputes, !by_units && !runs.empty());
+      if (by_units) {
+        ASSERT_EQ(each.recomputed_units, runs);
+        some_but_not_all_units = some_but_not_all_units || (rules.recompute_units.rule == Recompute::where_needed &&
+                                                            !runs.empty() && runs.back().end < each.end);
+      }
       some_but_not_all = some_but_not_all || (each.recomputes != found->stages.front().recomputes &&
                                               question.request.rules.recompute == Recompute::where_needed &&
                                               question.request.rules.shape.kind == ScheduleKind::simple);
@@ -247,6 +326,7 @@ TEST(PipelineSearch, EveryRandomChainHasTheBestAnswer) {
   }
   if (seeds.end() - seeds.first >= kRandomCases) {
     EXPECT_TRUE(some_but_not_all) << "no case in which the limit decides by stage";
+    EXPECT_TRUE(some_but_not_all_units) << "no case in which the limit decides by unit";
   }
 }
 

@@ -50,6 +50,13 @@ inline Profile worked_example() {
   return profile;
 }
 
+/// Of each stage.
+inline std::vector<std::int64_t> bytes_of(const Partition& partition) {
+  std::vector<std::int64_t> bytes;
+  for (const Stage& stage : partition.stages) bytes.push_back(stage.bytes);
+  return bytes;
+}
+
 inline constexpr std::int64_t kMicrosecond = 1'000'000;  // in picoseconds
 
 inline Shape shape_of(ScheduleKind kind, int ranks, int microbatches, int chunks = 1) {

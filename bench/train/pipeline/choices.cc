@@ -1,5 +1,8 @@
 #include "bench/train/pipeline/choices.h"
 
+#include <string>
+#include <utility>
+
 #include <CLI/CLI.hpp>
 
 namespace shoal::train {
@@ -25,6 +28,9 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   add("--recompute", choices.recompute,
       "which stages keep their inputs only and repeat the forward before the backward: none (default), all, or "
       "where_needed, to meet --memory-limit-bytes");
+  add("--recompute-units", choices.recompute_units,
+      "which single units do so: none (default), all, where_needed (the first units of a stage, as many as "
+      "--memory-limit-bytes needs), or a,b,c..e: units by themselves, and runs of neighbours that keep one input");
   add("--batch-norm", choices.batch_norm,
       "running statistics of batch normalisation: microbatch (default), an update for each; or deferred, one for each step, as "
       "for its whole batch");
@@ -44,6 +50,15 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
   app.add_flag("--full-checkpoint", choices.full_checkpoint,
                "--checkpoint also writes full.pt: --resume reads it without a pipeline, Python by torch.load")
       ->group("Pipeline");
+}
+
+Status PipelineChoices::check() const {
+  if (wanted()) return {};
+  for (const auto& [given, option] :
+       {std::pair{recompute.has_value(), "--recompute"}, {recompute_units.has_value(), "--recompute-units"}}) {
+    if (given) return {StatusCode::invalid_argument, std::string(option) + " needs a pipeline: add --pipeline or --partitions"};
+  }
+  return {};
 }
 
 }  // namespace shoal::train

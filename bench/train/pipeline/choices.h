@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include <shoal/status.h>
+
 namespace CLI {
 class App;
 }  // namespace CLI
@@ -23,6 +25,7 @@ struct PipelineChoices {
   std::optional<double> memory_weight;
   std::optional<std::int64_t> memory_limit_bytes;
   std::optional<std::string> recompute;
+  std::optional<std::string> recompute_units;
   std::optional<std::string> batch_norm;
   std::optional<std::string> placement_strategy;
   bool ddp = false;
@@ -39,6 +42,8 @@ struct PipelineChoices {
     return pipeline.has_value() || partitions.has_value() || tensor_parallel_degree.has_value() || !parallel.empty() ||
            !partition.empty();
   }
+  /// Without a pipeline the options that need one are refused. Error: invalid_argument that names the first.
+  [[nodiscard]] Status check() const;
 };
 
 /// Adds the options to shoal_train's command line. Their values are checked later, with those in files.

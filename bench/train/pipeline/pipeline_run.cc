@@ -249,6 +249,7 @@ class PipelineRun {
                            .replicas = replicas(),
                            .tensor_parallel = plan_.layout.size(Axis::tensor),
                            .recompute = std::string(to_string(plan_.config.recompute)),
+                           .recompute_units = to_string(plan_.config.recompute_units),
                            .batch_norm = std::string(to_string(plan_.config.batch_norm)),
                            .bubble_predicted = plan_.prediction.replay.bubble(),
                            .link_latency_us = plan_.request.rules.link.latency_us,

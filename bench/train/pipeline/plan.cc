@@ -51,6 +51,7 @@ Json all_settings(const PipelineSettings& settings, const TrainOptions& options)
            {"optimize", pipeline::to_string(config.optimize)},
            {"tensor_parallel_degree", config.tensor_parallel_degree},
            {"recompute", pipeline::to_string(config.recompute)},
+           {"recompute_units", to_string(config.recompute_units)},
            {"batch_norm", pipeline::to_string(config.batch_norm)},
            {"ddp", config.ddp}};
   if (config.memory_weight) all["memory_weight"] = *config.memory_weight;

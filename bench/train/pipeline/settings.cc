@@ -36,6 +36,7 @@ std::vector<std::pair<std::string, Json>> given(const PipelineChoices& choices) 
   add("memory_weight", choices.memory_weight);
   add("memory_limit_bytes", choices.memory_limit_bytes);
   add("recompute", choices.recompute);
+  add("recompute_units", choices.recompute_units);
   add("batch_norm", choices.batch_norm);
   add("placement_strategy", choices.placement_strategy);
   if (choices.ddp) all.emplace_back("ddp", true);
@@ -47,12 +48,17 @@ void complete(Json& object, const pipeline::PartitionFile& file) {
   const auto add = [&](const char* key, const Json& value) {
     if (!object.contains(key)) object[key] = value;
   };
+  const bool recomputes = object.contains("recompute") || object.contains("recompute_units");
   if (!object.contains("pipeline_parallel_degree")) add("partitions", file.shape.ranks);
   add("microbatches", file.shape.microbatches);
   const bool takes_schedule = !object.contains("pipeline");
   add("pipeline", pipeline::to_string(file.shape.kind));
   add("chunks", file.shape.chunks);
-  add("recompute", pipeline::to_string(file.recompute));
+  if (!recomputes) {
+    add("recompute", pipeline::to_string(file.recompute));
+    add("recompute_units",
+        file.recompute_units.list.empty() ? Json(to_string(file.recompute_units)) : Json(file.recompute_units.list));
+  }
   if (takes_schedule && file.shape.active_microbatches) add("active_microbatches", *file.shape.active_microbatches);
 }
 
@@ -99,7 +105,8 @@ Result<PipelineSettings> make_settings(const PipelineChoices& choices, const Pip
   if (!choices.partition.empty()) {
     Result<pipeline::PartitionFile> file = pipeline::parse_partition(files.partition, choices.partition);
     if (!file.ok()) return file.status();
-    const bool chooses = file->recompute == pipeline::Recompute::where_needed && !object.contains("recompute");
+    const bool says_otherwise = object.contains("recompute") || object.contains("recompute_units");
+    const bool chooses = file->recompute == pipeline::Recompute::where_needed && !says_otherwise;
     if (!chooses) file->recomputes.clear();
     complete(object, *file);
     settings.partition = *std::move(file);

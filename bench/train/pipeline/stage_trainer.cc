@@ -78,7 +78,7 @@ Status StageTrainer::make_stages(const models::ModelInfo& info) {
   if (!chain.ok()) return chain.status();
   for (const int stage : plan_.stages_at(position_.stage)) {
     const pipeline::Stage& units = plan_.partition.stages[static_cast<std::size_t>(stage)];
-    Result<std::shared_ptr<parallel::Unit>> made = chain->stage(units.first, units.end);
+    Result<std::shared_ptr<parallel::Unit>> made = chain->stage(units.first, units.end, units.recomputed_units);
     if (!made.ok()) return made.status();
     chunks_.push_back(*std::move(made));
   }

@@ -8,6 +8,7 @@
 #include "src/pipeline/manual_partition.h"
 #include "src/pipeline/profile.h"
 #include "torch_plugin/parallel/random/unit_seeds.h"
+#include "torch_plugin/parallel/recompute/recompute.h"
 
 namespace shoal::parallel {
 namespace {
@@ -29,21 +30,31 @@ std::vector<std::string> components(const std::string& name) {
   return all;
 }
 
-/// Units that run one after the other. Registers their modules under their names in the whole model, inside of modules that
-/// hold nothing else: register_module() refuses names with dots.
+/// Units that run one after the other, some of which recompute in runs. Registers their modules under their names in the whole
+/// model, inside of modules that hold nothing else: register_module() refuses names with dots.
 class UnitSequence final : public Unit {
  public:
-  /// `units`, the first of which is number `first` of the chain.
-  UnitSequence(std::span<const Part> units, int first) : first_(first) {
+  /// `units`, the first of which is number `first` of the chain. `recomputed` lie in them, rising and apart.
+  UnitSequence(std::span<const Part> units, int first, const std::vector<pipeline::UnitRun>& recomputed = {}) : first_(first) {
     for (const Part& unit : units) {
       for (const auto& [name, module] : unit.modules) place(name, module);
       steps_.push_back(unit.forward);
       names_.push_back(unit.name);
     }
+    for (const pipeline::UnitRun& run : recomputed) {
+      const auto begin = static_cast<std::size_t>(run.first - first);
+      const auto count = static_cast<std::size_t>(run.end - run.first);
+      runs_.emplace(begin, Run{std::make_shared<UnitSequence>(units.subspan(begin, count), run.first), count});
+    }
   }
 
   at::Tensor forward(at::Tensor x) override {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
+    for (std::size_t i = 0; i < steps_.size();) {
+      if (const auto run = runs_.find(i); run != runs_.end()) {
+        x = recompute(run->second.units, x);
+        i += run->second.count;
+        continue;
+      }
       UnitSeeds::begin_unit(first_ + static_cast<std::int64_t>(i));
       try {
         x = steps_[i](std::move(x));
@@ -51,11 +62,23 @@ class UnitSequence final : public Unit {
         error.add_context("unit '" + names_[i] + "'");
         throw;
       }
+      ++i;
     }
     return x;
   }
 
+  /// The runs have the modules of this sequence, and a training flag of their own.
+  void train(bool on) override {
+    nn::Module::train(on);
+    for (const auto& [position, run] : runs_) run.units->train(on);
+  }
+
  private:
+  struct Run {
+    std::shared_ptr<UnitSequence> units;
+    std::size_t count;
+  };
+
   void place(const std::string& name, const std::shared_ptr<nn::Module>& module) {
     const std::vector<std::string> path = components(name);
     nn::Module* parent = this;
@@ -73,6 +96,7 @@ class UnitSequence final : public Unit {
   std::map<std::string, std::shared_ptr<nn::Module>> holders_;
   std::vector<std::function<at::Tensor(at::Tensor)>> steps_;
   std::vector<std::string> names_;
+  std::map<std::size_t, Run> runs_;  // by the position of its first unit
 };
 
 /// Each part by itself.
@@ -207,14 +231,23 @@ Result<Chain> Chain::of_modules(const nn::Sequential& model) {
 
 Result<int> Chain::find(std::string_view name) const { return pipeline::find_unit(names_, name); }
 
-Result<std::shared_ptr<Unit>> Chain::stage(int begin, int end) const {
+Result<std::shared_ptr<Unit>> Chain::stage(int begin, int end, const std::vector<pipeline::UnitRun>& recomputed) const {
   if (begin < 0 || begin >= end || end > size()) {
     return bad_chain("no stage of units " + std::to_string(begin) + " to " + std::to_string(end - 1) +
                      "; a stage has one unit at least, and the chain has units 0 to " + std::to_string(size() - 1));
   }
+  int behind = begin;
+  for (const pipeline::UnitRun& run : recomputed) {
+    if (run.first < behind || run.end <= run.first || run.end > end) {
+      return bad_chain("the units " + std::to_string(run.first) + " to " + std::to_string(run.end - 1) +
+                       " cannot recompute in a stage of the units " + std::to_string(begin) + " to " + std::to_string(end - 1) +
+                       "; runs must lie in it, rise and not overlap");
+    }
+    behind = run.end;
+  }
   const std::span<const Part> units(units_);
   return std::shared_ptr<Unit>(std::make_shared<UnitSequence>(
-      units.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin));
+      units.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, recomputed));
 }
 
 }  // namespace shoal::parallel

@@ -11,6 +11,7 @@
 
 #include <shoal/status.h>
 
+#include "src/pipeline/recompute.h"
 #include "torch_plugin/parallel/chain/part.h"
 #include "torch_plugin/parallel/unit.h"
 
@@ -40,9 +41,12 @@ class Chain {
   [[nodiscard]] Result<int> find(std::string_view name) const;
 
   /// Units begin..end-1 as one Unit, which shares their modules and nothing else of the model: what no stage holds is freed
-  /// with the model and the chain. Its parameters and buffers have the names that they have in the whole model. Error:
-  /// invalid_argument for positions outside of the chain, or without a unit between them.
-  [[nodiscard]] Result<std::shared_ptr<Unit>> stage(int begin, int end) const;
+  /// with the model and the chain. Its parameters and buffers have the names that they have in the whole model. Each of the
+  /// runs `recomputed` keeps the input of its first unit only and runs again in the backward, as recompute() does; they rise,
+  /// and a partition has them for its stages. Errors: invalid_argument for positions outside of the chain, or without a unit
+  /// between them, and for runs outside of the stage, empty, or not rising.
+  [[nodiscard]] Result<std::shared_ptr<Unit>> stage(int begin, int end,
+                                                    const std::vector<pipeline::UnitRun>& recomputed = {}) const;
 
  private:
   explicit Chain(std::vector<Part> units);

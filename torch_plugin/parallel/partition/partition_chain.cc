@@ -62,7 +62,7 @@ Result<std::vector<std::shared_ptr<Unit>>> make_stages(const Chain& chain, const
   std::vector<std::shared_ptr<Unit>> stages;
   for (int at = rank; at < count; at += ranks) {
     const pipeline::Stage& bounds = partition.stages[static_cast<std::size_t>(at)];
-    Result<std::shared_ptr<Unit>> stage = chain.stage(bounds.first, bounds.end);
+    Result<std::shared_ptr<Unit>> stage = chain.stage(bounds.first, bounds.end, bounds.recomputed_units);
     if (!stage.ok()) return stage.status();
     stages.push_back(*std::move(stage));
   }

@@ -24,7 +24,8 @@ namespace shoal::parallel {
 Result<pipeline::Partition> partition_chain(const Chain& chain, const at::Tensor& microbatch, Communicator& communicator,
                                             pipeline::PartitionRequest request);
 
-/// The stages of `rank` in a pipeline of `ranks`, for PipelineModel: rank, rank + ranks, ... Errors: those of Chain::stage();
+/// The stages of `rank` in a pipeline of `ranks`, for PipelineModel: rank, rank + ranks, ... Units recompute as the partition
+/// says; whole stages do by PipelineOptions. Errors: those of Chain::stage();
 /// invalid_argument for a partition whose stages the ranks do not divide.
 Result<std::vector<std::shared_ptr<Unit>>> make_stages(const Chain& chain, const pipeline::Partition& partition, int rank,
                                                        int ranks);
