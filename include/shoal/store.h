@@ -11,6 +11,15 @@
 
 namespace shoal {
 
+/// A step of the start-up, in which every rank of a job gives one value. Every rank makes the same steps in the same order.
+struct GatherStep {
+  int number = 0;         ///< 0, 1, 2 ...
+  std::string_view name;  ///< for messages
+  int rank = 0;           ///< of the caller
+  int size = 1;           ///< of the job
+  bool last = false;      ///< no rank needs the store after this step
+};
+
 /// A small shared dictionary. A key is written once. Values are opaque bytes.
 /// Thread rule: an implementation need not be thread safe. A Communicator uses its Store only while it is being created.
 class Store {
@@ -26,6 +35,16 @@ class Store {
   /// Waits until `key` exists, at most until `deadline`.
   /// Errors: timeout (the message names the key), system_error when the store cannot be reached.
   virtual Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point deadline) = 0;
+
+  /// Gives this rank's `value` for `step` and returns the values of all ranks, by rank, when all have come. After the last step
+  /// rank 0 returns only when no other rank needs the store. By default rank 0 collects the values with get_from() and
+  /// publishes them with set(), so all ranks of a job must have the same implementation. Errors: timeout, whose message names
+  /// ranks that are missing; peer_failed, mismatch and aborted as get_from(), for any rank; aborted with the text of a rank
+  /// that has called refuse().
+  virtual Result<std::vector<std::string>> gather(const GatherStep& step, std::string_view value,
+                                                  std::chrono::steady_clock::time_point deadline);
+  /// In place of gather(): this rank takes no part in `step`, nor in later ones. `why` is for the ranks that do.
+  virtual Status refuse(const GatherStep& step, std::string_view why);
 
   // The methods below are for stores that detect the end of a process, as the file store and the TCP store do. With other
   // stores, waiting for a dead rank blocks until the deadline.

@@ -162,25 +162,6 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   return decision;
 }
 
-// Rank 0 decides and publishes its decision, or its error, so that no rank waits for a rank 0 that has failed.
-Result<Decision> agree_on_config(StartupExchange& exchange, int rank, const CommunicatorOptions& options, const Key& key) {
-  if (rank != 0) {
-    const auto text = exchange.fetch("config", 0, "config");
-    if (!text.ok()) return text.status();
-    auto config = parse_job_config(*text, key);
-    if (!config.ok()) {
-      exchange.acknowledge_refusal();
-      return config.status();
-    }
-    return Decision{std::move(config).value(), {}};
-  }
-  auto decision = decide(options);
-  const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
-  if (Status status = exchange.publish("config", text); !status.ok()) return status;
-  if (!decision.ok()) exchange.wait_for_acknowledgements();
-  return decision;
-}
-
 Topology topology_from(const std::vector<std::string>& identities) {
   Topology topology;
   std::map<std::string, int> nodes;
@@ -381,7 +362,7 @@ class JobStart {
 
   Result<ConnectedJob> run() {
     using Step = Status (JobStart::*)();
-    for (const Step step : {&JobStart::agree, &JobStart::find_hosts, &JobStart::find_cores, &JobStart::open_flight_record,
+    for (const Step step : {&JobStart::prepare, &JobStart::find_hosts, &JobStart::find_cores, &JobStart::open_flight_record,
                             &JobStart::divide_peers, &JobStart::open_control, &JobStart::open_transports,
                             &JobStart::connect_all, &JobStart::measure}) {
       if (Status status = (this->*step)(); !status.ok()) return status;
@@ -396,14 +377,25 @@ class JobStart {
     return ConnectDeadline(exchange_.deadline(), [this] { return exchange_.check(); });
   }
 
-  /// The settings that count, which are rank 0's.
-  Status agree() {
+  /// What this process and rank 0 decide without other ranks.
+  Status prepare() {
     const auto lost_after = begin(parts_, rank_);
     if (!lost_after.ok()) return lost_after.status();
     lost_after_ = *lost_after;
-    auto decision = agree_on_config(exchange_, rank_, options_, key_.key);
+    if (rank_ != 0) return {};
+    auto decision = decide(options_);
     if (!decision.ok()) return decision.status();
     decision_ = std::move(decision).value();
+    return {};
+  }
+
+  /// The settings that count, which are rank 0's.
+  Status agree(const std::string& config_of_rank_0) {
+    if (rank_ != 0) {
+      auto config = parse_job_config(config_of_rank_0, key_.key);
+      if (!config.ok()) return config.status();
+      decision_.config = std::move(config).value();
+    }
     if (setting("SHOAL_ENCRYPTION") == "on" && !config().encryption) {
       return {StatusCode::mismatch,
               fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; set the same value for all ranks", rank_)};
@@ -419,8 +411,11 @@ class JobStart {
   }
 
   Status find_hosts() {
-    const auto hosts = gather_texts(exchange_, "node", {node_identity(), affinity_text(), shm_peers_see_end() ? "seen" : ""});
+    const std::string mine = rank_ == 0 ? to_text(config(), key_.key) : std::string();
+    const auto hosts =
+        gather_texts(exchange_, "node", {node_identity(), affinity_text(), shm_peers_see_end() ? "seen" : "", mine});
     if (!hosts.ok()) return hosts.status();
+    if (Status status = agree(hosts->front()[3]); !status.ok()) return status;
     std::vector<std::string> identities;
     for (const auto& host : *hosts) {
       identities.push_back(host[0]);
@@ -580,11 +575,17 @@ class JobStart {
     return {};
   }
 
-  /// The costs of the links, and what depends on them.
   Status measure() {
     if (decision_.single_copy_always)
       parts_.topology.one_copy_gain = std::numeric_limits<float>::max();  // set by the user, not measured
-    if (Status status = measure_costs(exchange_, parts_, config().probe); !status.ok()) return status;
+    auto costs = measure_costs(exchange_, parts_, config().probe);
+    if (!costs.ok()) return costs.status();
+    costs_ = std::move(costs).value();
+    return {};
+  }
+
+  /// What depends on the costs of the links.
+  void protect_payloads() {
     // A link that was not measured may be slow or fast. Then only TCP gets checksums: its own checksums are weak, whereas NICs
     // check what they carry.
     const bool sums_pay = config().probe ? check_sums_cost_little(parts_.topology) : config().network == Network::tcp;
@@ -595,21 +596,25 @@ class JobStart {
         (config().compression == Compression::measured && packing_costs_little(parts_.topology))) {
       for (const auto& transport : parts_.transports) transport->use_packing();
     }
-    return {};
   }
 
   Result<ConnectedJob> finish() {
     ConnectedJob job{
         {}, transports_between(parts_.topology, config().use_shm, to_string(config().network)), config().numerics, {}};
-    if (config().tuned) {
-      auto tuned = agree_on_tuning(exchange_, rank_, decision_.table, parts_.topology, job.transports);
-      if (!tuned.ok()) return tuned.status();
-      job.tuned = std::move(tuned).value();
+    const bool tunes = rank_ == 0 && config().tuned;
+    const std::string tuning = tunes ? tuning_text(decision_.table, parts_.topology, job.transports) : std::string();
+    const auto ready = exchange_.last_all_gather("ready", join_texts(std::vector{costs_, tuning}));
+    if (!ready.ok()) return ready.status();
+    const auto of_rank_0 = split_texts(ready->front(), 2);
+    if (!of_rank_0) return Status(StatusCode::internal, "rank 0 published malformed costs");
+    if (rank_ != 0) {
+      if (Status status = read_costs(of_rank_0->front(), parts_.topology); !status.ok()) return status;
     }
+    protect_payloads();
+    auto tuned = read_tuning(of_rank_0->back());
+    if (!tuned.ok()) return tuned.status();
+    job.tuned = std::move(tuned).value();
     const int local_size = static_cast<int>(parts_.topology.ranks_of_node(node()).size());
-    // Rank 0, which serves the store, must not close it while another rank still reads from it.
-    if (const auto ready = exchange_.all_gather("ready", ""); !ready.ok()) return ready.status();
-    if (Status status = exchange_.finish(); !status.ok()) return status;
     auto executor = make_executor(std::move(parts_), place_.progress_cores, local_size);
     if (!executor.ok()) return executor.status();
     job.executor = std::move(executor).value();
@@ -629,6 +634,7 @@ class JobStart {
   Key link_key_{};
   bool local_control_ = false;      // control messages in this host need no connections
   std::vector<std::string> masks_;  // of the cores of each rank
+  std::string costs_;               // of the links, as rank 0 publishes them
   OwnPlace place_;
 };
 

@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kLongestName = 256;
-constexpr std::size_t kLongestError = 4096;
 constexpr std::size_t kSaltBytes = 64;
 
 std::string own_version() { return fmt::format("{}.{}.{}", SHOAL_VERSION_MAJOR, SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH); }
@@ -101,18 +100,9 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
       .dump();
 }
 
-std::string refusal_text(const Status& status) {
-  // Texts of the system or of a file may have any encoding.
-  return Json{{"error", status.message().substr(0, kLongestError)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return malformed();
-  if (const auto error = json.find("error"); error != json.end()) {
-    if (!error->is_string()) return malformed();
-    return Status(StatusCode::invalid_argument, "rank 0: " + printable(error->get<std::string>()));
-  }
   Reader read(json);
   JobConfig config;
   // First, because another version may write or interpret the other fields differently.

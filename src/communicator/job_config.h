@@ -50,11 +50,8 @@ Key link_key(const Key& job_key, const JobConfig& config);
 
 /// The text to publish. A reader can check with it whether its job key is the same, and learns nothing else about the key.
 std::string to_text(const JobConfig& config, const Key& job_key);
-/// The text to publish instead if rank 0 has failed.
-std::string refusal_text(const Status& status);
-
-/// Errors: those of refusal_text(); mismatch where rank 0 has another job key; internal for a text that is not from to_text(),
-/// or has a value out of range.
+/// Errors: mismatch where rank 0 has another job key or version; internal for a text that is not from to_text(), or has a value
+/// out of range.
 Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key);
 
 /// The text in which rank 0 publishes the costs of the links and of the reduction, and the cores of a node.

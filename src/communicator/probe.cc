@@ -14,7 +14,6 @@
 
 #include <fmt/format.h>
 
-#include "src/base/printable.h"
 #include "src/communicator/job_config.h"
 #include "src/progress/waiter.h"
 
@@ -390,20 +389,9 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
 
 }  // namespace
 
-Status measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool measure) {
-  constexpr char kRefusal = '!';
-  Status measured = measure ? measure_links(exchange, parts) : Status();
-  if (parts.rank == 0) {
-    const Status said = exchange.publish(
-        "costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
-    return measured.ok() ? said : measured;
-  }
-  if (!measured.ok()) return measured;
-  const auto text = exchange.fetch("costs", 0, "costs");
-  if (!text.ok()) return text.status();
-  if (text->starts_with(kRefusal))
-    return {StatusCode::peer_failed, "rank 0 aborted the startup: " + printable(text->substr(1))};
-  return read_costs(*text, parts.topology);
+Result<std::string> measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool measure) {
+  if (Status status = measure ? measure_links(exchange, parts) : Status(); !status.ok()) return status;
+  return parts.rank == 0 ? costs_text(parts.topology) : std::string();
 }
 
 // Making and checking checksums together takes 0.1 ms for each MiB, and so does packing and unpacking

@@ -26,20 +26,14 @@ Result<TuningTable> read_tuning_file(const std::string& path) {
   return table;
 }
 
-Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int rank, const TuningTable& table,
-                                                  const Topology& topology, const std::string& transports) {
-  constexpr const char* kKey = "tuning";
-  if (rank == 0) {
-    const TunedShape* tuned = table.find(topology, transports);
-    if (Status status = exchange.publish(kKey, tuned == nullptr ? std::string() : to_json(*tuned).dump()); !status.ok())
-      return status;
-    if (tuned == nullptr) return std::optional<TunedShape>();
-  }
-  // Rank 0 reads its own text as well: times are rounded in the text, and all ranks must have the same times.
-  const auto text = exchange.fetch("tuning", 0, kKey);
-  if (!text.ok()) return text.status();
-  if (text->empty()) return std::optional<TunedShape>();
-  auto tuned = parse_tuned_shape(*text);
+std::string tuning_text(const TuningTable& table, const Topology& topology, const std::string& transports) {
+  const TunedShape* const tuned = table.find(topology, transports);
+  return tuned == nullptr ? std::string() : to_json(*tuned).dump();
+}
+
+Result<std::optional<TunedShape>> read_tuning(const std::string& text) {
+  if (text.empty()) return std::optional<TunedShape>();
+  auto tuned = parse_tuned_shape(text);
   if (!tuned.ok()) {
     return Status(StatusCode::internal, fmt::format("rank 0 published a tuning table that {}", tuned.status().message()));
   }

@@ -6,7 +6,6 @@
 
 #include <shoal/status.h>
 
-#include "src/join/startup_exchange.h"
 #include "src/selector/tuning.h"
 
 namespace shoal {
@@ -15,10 +14,10 @@ namespace shoal {
 /// parse_tuning(); the message names the file.
 Result<TuningTable> read_tuning_file(const std::string& path);
 
-/// Publishes the part of rank 0's table that matches `topology` and `transports`, if there is one. The other ranks never read
-/// the file: if it exists on one host only, or another host has an older one, ranks would choose differently. Collective.
-/// `table` is used on rank 0 only. Errors: those of the exchange.
-Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int rank, const TuningTable& table,
-                                                  const Topology& topology, const std::string& transports);
+/// The text of the part of rank 0's table that matches `topology` and `transports`; empty if there is none. The other ranks
+/// never read the file: if it exists on one host only, or another host has an older one, ranks would choose differently.
+std::string tuning_text(const TuningTable& table, const Topology& topology, const std::string& transports);
+/// Reads rank 0's text. Rank 0 does so, too: times are rounded in the text, and all ranks must have the same times.
+Result<std::optional<TunedShape>> read_tuning(const std::string& text);
 
 }  // namespace shoal

@@ -12,9 +12,7 @@
 
 namespace shoal {
 
-/// A sequence of steps, each an all-gather through the Store. Every rank makes the same steps in the same order. Rank 0
-/// collects the contributions and publishes them together, so that a step takes three requests of each rank, not one for each
-/// pair. A rank that aborts publishes a refusal in place of its next contribution, so that no rank waits for it.
+/// A sequence of steps, each a gather() of the Store. Every rank makes the same steps in the same order.
 class StartupExchange {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -24,9 +22,14 @@ class StartupExchange {
       : store_(store), rank_(rank), size_(size), deadline_(deadline) {}
 
   /// Publishes `mine` and returns the contributions of all ranks, by rank. `name`: of the step, for messages. Errors: timeout,
-  /// naming the first rank that is missing; peer_failed, naming a rank that has died; the error of a rank that aborted, naming
-  /// that rank.
-  Result<std::vector<std::string>> all_gather(std::string_view name, std::string_view mine);
+  /// naming ranks that are missing; peer_failed, naming a rank that has died; the error of a rank that aborted, naming that
+  /// rank.
+  Result<std::vector<std::string>> all_gather(std::string_view name, std::string_view mine) { return step(name, mine, false); }
+  /// The last step. Rank 0, which may serve the store, returns when no other rank needs the store. A rank that dies after this
+  /// is detected in the first call. Errors: as all_gather(); on rank 0 also timeout, naming ranks that still need the store.
+  Result<std::vector<std::string>> last_all_gather(std::string_view name, std::string_view mine) {
+    return step(name, mine, true);
+  }
   /// Outside of the steps: one rank publishes a value, and other ranks fetch it. Errors of fetch() as above.
   Status publish(std::string_view key, std::string_view value) { return store_.set(key, value); }
   Result<std::string> fetch(std::string_view name, int rank, std::string_view key);
@@ -35,44 +38,34 @@ class StartupExchange {
   /// Whether to go on waiting, for a rank that waits outside of a step. Errors: peer_failed, naming a rank that has died; the
   /// error of a rank that aborted.
   Status check();
-  /// Ends the steps. Rank 0, which may serve the store, waits until no other rank needs the store. A rank that dies after this
-  /// is detected in the first call. Errors: timeout, naming a rank that still needs the store.
-  Status finish();
   /// Publishes `why` this rank aborts, so that no other rank waits for it. Returns the cause to report: if this rank fails
   /// because it lost a rank that had aborted before, the error of that rank. Must be called while the connections to other
-  /// ranks are open: a rank that loses one then finds the cause in the store.
+  /// ranks are open: a rank that loses one then finds the cause in the store. After the last step no rank reads the store.
   Status abort(const Status& why);
   /// To be called after abort(), when this rank has released everything else. A rank that serves the store waits until the
   /// other ranks know the cause, at most a second: the store ends with its process.
   void leave();
-  /// Acknowledges a refusal by rank 0 that arrived outside of all_gather().
-  void acknowledge_refusal();
-  /// On rank 0: waits until the other ranks have acknowledged its refusal.
-  void wait_for_acknowledgements();
 
  private:
-  [[nodiscard]] std::string key(int rank) const;
-  [[nodiscard]] Result<std::vector<std::string>> collect(std::string_view name, std::string_view mine);
-  [[nodiscard]] Result<std::vector<std::string>> receive(std::string_view name);
-  [[nodiscard]] Status publish_all(std::string_view joined);
-  [[nodiscard]] Status missing_rank(std::string_view name, const Status& of_rank_0);
-  [[nodiscard]] Status refused(std::string_view text);
-  [[nodiscard]] Status error_of(std::string_view name, int rank, const Status& of_store);
+  [[nodiscard]] GatherStep step_named(std::string_view name) const { return {step_, name, rank_, size_, false}; }
+  Result<std::vector<std::string>> step(std::string_view name, std::string_view mine, bool last);
+  [[nodiscard]] Status error_of(std::string_view name, const Status& of_store);
   [[nodiscard]] Status cause_of(const Status& of_store);
+  void wait_for_acknowledgements();
 
   Store& store_;
   int rank_;
   int size_;
   Deadline deadline_;
   int step_ = 0;
-  bool contributed_ = false;           ///< this rank's key of that step is set
-  bool refusal_acknowledged_ = false;  ///< rank 0's refusal has been acknowledged
-  bool refusal_published_ = false;     ///< this rank's refusal is published
-  bool cause_known_ = false;           ///< this rank knows why another rank aborted
+  bool over_ = false;               ///< the last step has ended
+  bool contributed_ = false;        ///< this rank has given its value for that step, which it cannot take back
+  bool refusal_published_ = false;  ///< this rank's refusal is published
+  bool cause_known_ = false;        ///< this rank knows why another rank aborted
 };
 
-/// Parses what takes the place of a contribution, and the value of Store::kGivenUp: a rank, and the error with which it
-/// aborted. Nothing for malformed bytes. Safe for any bytes.
+/// Parses what a rank that aborts publishes, also under Store::kGivenUp: its number, and the error with which it aborted.
+/// Nothing for malformed bytes. Safe for any bytes.
 std::optional<Status> parse_refusal(std::string_view text);
 
 /// Text that is equal for two processes exactly if they can share memory: same running kernel, same host name, same network

@@ -1,6 +1,5 @@
 #include "src/join/startup_watch.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <system_error>
 #include <utility>
@@ -8,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "src/base/quiet_thread.h"
+#include "src/join/rank_names.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -16,13 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 thread_local StartupWatch* watch_of_this_thread = nullptr;
-
-std::string names_of(const std::vector<int>& ranks) {
-  constexpr std::size_t kNamed = 16;
-  std::string names = ranks.size() == 1 ? "rank" : "ranks";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) names += fmt::format("{}{}", i == 0 ? " " : ", ", ranks[i]);
-  return ranks.size() <= kNamed ? names : fmt::format("{} and {} more", names, ranks.size() - kNamed);
-}
 
 }  // namespace
 
@@ -57,7 +50,7 @@ void StartupWatch::watch() {
     const std::string line =
         fmt::format("shoal: startup: rank {} of {} has waited {:.1f} s, now for {}{}\n", rank_, size_,
                     std::chrono::duration<double>(waited).count(), what_.empty() ? "the first step" : what_,
-                    absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent)));
+                    absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent, absent.size())));
     while (next <= waited) next *= 2;
     lock.unlock();  // a blocked terminal must not delay the start-up
     fmt::print(stderr, "{}", line);

@@ -1,21 +1,32 @@
 #include "src/join/store_client.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/base/printable.h"
+#include "src/join/rank_names.h"
 #include "src/join/socket.h"
-#include "src/join/store_session.h"
+#include "src/join/store_protocol.h"
+#include "src/join/text_list.h"
 #include "src/trust/refusals.h"
 
 namespace shoal {
 namespace {
 
-Status no_store() { return {StatusCode::system_error, "it is not a shoal store"}; }
+// For the answer to a stop, after the deadline: a server that does not answer by then is lost.
+constexpr auto kMissingTimeLimit = std::chrono::seconds(2);
+constexpr auto kRestOfNews = std::chrono::milliseconds(100);  // once its first bytes are there
 
 Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
   return send_all(fd, text.data(), text.size(), deadline);
@@ -24,6 +35,8 @@ Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
 std::string request(StoreRequest kind) { return std::string(1, static_cast<char>(kind)); }
 
 }  // namespace
+
+Status no_store() { return {StatusCode::system_error, "it is not a shoal store"}; }
 
 Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
                                            const std::string& where, StoreDeadline deadline) {
@@ -65,10 +78,10 @@ Status StoreConnection::tell(std::string_view key, std::string_view value, Store
   std::string text = request(StoreRequest::set);
   append_block(text, key);
   append_block(text, value);
-  char answer = 0;
+  std::uint32_t answer = 0;
   Status status = send(text, deadline);
-  if (status.ok()) status = receive(&answer, 1, deadline);
-  if (status.ok() && answer != static_cast<char>(StoreAnswer::done)) status = no_store();
+  if (status.ok()) status = receive_number(answer, deadline);
+  if (status.ok() && answer != kStoreDone) status = no_store();
   return status;
 }
 
@@ -78,7 +91,7 @@ Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::stri
   append_block(text, key);
   std::uint32_t length = 0;
   Status status = send(text, deadline);
-  if (status.ok()) status = receive(&length, sizeof length, deadline);
+  if (status.ok()) status = receive_number(length, deadline);
   if (!status.ok()) return status;
   if (rank != kStoreNoRank && length == kStoreRankDied) return News{{}, rank, false};
   if (rank != kStoreNoRank && (length == kStoreGivenUp || length == kStoreConflict)) return receive_reason(length, deadline);
@@ -87,11 +100,63 @@ Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::stri
   return News{std::move(value).value(), kStoreNoRank, false};
 }
 
+Result<StoreConnection::News> StoreConnection::gather(const GatherStep& step, std::string_view value, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::gather);
+  for (const int number : {step.number, step.size, step.rank, step.last ? 1 : 0})
+    append_number(text, static_cast<std::uint32_t>(number));
+  append_block(text, value);
+  if (Status status = send(text, deadline); !status.ok()) return status;
+  if (Status status = await_answer(deadline); status.code() == StatusCode::timeout) {
+    // The server answers once: with the values if they have come in the meantime.
+    deadline = std::chrono::steady_clock::now() + kMissingTimeLimit;
+    if (Status sent = send(request(StoreRequest::stop), deadline); !sent.ok()) return sent;
+  } else if (!status.ok()) {
+    return status;
+  }
+  std::uint32_t kind = 0;
+  if (Status status = receive_number(kind, deadline); !status.ok()) return status;
+  if (kind == kStoreGivenUp || kind == kStoreConflict) return receive_reason(kind, deadline);
+  if (kind == kStoreMissing) return receive_missing(deadline);
+  News news;
+  if (kind == kStoreRankDied) {
+    if (Status status = receive(&news.died, sizeof news.died, deadline); !status.ok()) return status;
+    return news.died < static_cast<std::uint32_t>(step.size) ? Result<News>(news) : no_store();
+  }
+  std::uint64_t left = 0;
+  if (kind != kStoreValues) return no_store();
+  if (Status status = receive(&left, sizeof left, deadline); !status.ok()) return status;
+  if (left > static_cast<std::uint64_t>(step.size) * (kMaxStoreValueBytes + kMaxTextHeadBytes)) return no_store();
+  while (left > 0) {  // memory grows with what has arrived
+    const auto part = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, kMaxStoreValueBytes));
+    const auto more = receive_value(part, deadline);
+    if (!more.ok()) return more.status();
+    news.value += *more;
+    left -= part;
+  }
+  return news;
+}
+
+Result<StoreConnection::News> StoreConnection::receive_missing(StoreDeadline deadline) {
+  std::array<std::uint32_t, 2> counts{};
+  if (Status status = receive(counts.data(), sizeof counts, deadline); !status.ok()) return status;
+  if (counts[0] == 0 || counts[0] > static_cast<std::uint32_t>(kMaxJobRanks) ||
+      counts[1] != std::min<std::uint32_t>(counts[0], kNamedRanks)) {
+    return no_store();
+  }
+  std::array<std::uint32_t, kNamedRanks> ranks{};
+  if (Status status = receive(ranks.data(), counts[1] * sizeof ranks[0], deadline); !status.ok()) return status;
+  News news;
+  news.missing_count = counts[0];
+  for (std::size_t i = 0; i < counts[1]; ++i) news.missing.push_back(static_cast<int>(ranks[i] % kMaxJobRanks));
+  return news;
+}
+
 Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
   std::uint32_t answer = 0;
   Status status = send(request(StoreRequest::look), deadline);
-  if (status.ok()) status = receive(&answer, sizeof answer, deadline);
+  if (status.ok()) status = receive_number(answer, deadline);
   if (!status.ok()) return status;
+  news_ = answer != kStoreNoRank;
   if (answer == kStoreGivenUp || answer == kStoreConflict) return receive_reason(answer, deadline);
   return News{{}, answer, false};
 }
@@ -118,6 +183,8 @@ Status StoreConnection::enter(const StoreMember& member, StoreDeadline deadline)
   return send(text, deadline);
 }
 
+void StoreConnection::end() { ::shutdown(socket_.get(), SHUT_RDWR); }
+
 Status StoreConnection::leave(StoreDeadline deadline) { return send(request(StoreRequest::leave), deadline); }
 
 Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
@@ -126,12 +193,41 @@ Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
   return send_text(socket_.get(), records, deadline);
 }
 
+// The first number of an answer.
+Status StoreConnection::receive_number(std::uint32_t& number, StoreDeadline deadline) {
+  if (Status status = await_answer(deadline); !status.ok()) return status;
+  return receive(&number, sizeof number, deadline);
+}
+
+// Waits for the next answer, and takes the news in front of it.
+Status StoreConnection::await_answer(StoreDeadline deadline) {
+  for (;;) {
+    if (Status status = await_text(deadline); !status.ok()) return status;
+    std::uint32_t number = kStoreDone;
+    std::memcpy(&number, opened_.data(), std::min(opened_.size(), sizeof number));
+    if (number != kStoreNews) return {};
+    opened_.erase(0, sizeof number);
+    news_ = true;
+  }
+}
+
+bool StoreConnection::has_news() {
+  pollfd ready{socket_.get(), POLLIN, 0};
+  while (!news_ && (!opened_.empty() || cipher_.waiting_bytes() > 0 || ::poll(&ready, 1, 0) > 0)) {
+    std::uint32_t number = 0;
+    const auto soon = std::chrono::steady_clock::now() + kRestOfNews;
+    news_ = !receive(&number, sizeof number, soon).ok() || number == kStoreNews;
+  }
+  return news_;
+}
+
+// Waits until receive() finds something.
+Status StoreConnection::await_text(StoreDeadline deadline) { return opened_.empty() ? receive_record(deadline) : Status(); }
+
 Status StoreConnection::receive(void* data, std::size_t bytes, StoreDeadline deadline) {
   auto* next = static_cast<char*>(data);
   while (bytes > 0) {
-    if (opened_.empty()) {
-      if (Status status = receive_record(deadline); !status.ok()) return status;
-    }
+    if (Status status = await_text(deadline); !status.ok()) return status;
     const std::size_t part = opened_.copy(next, bytes);
     opened_.erase(0, part);
     next += part;

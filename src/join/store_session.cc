@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <span>
+#include <utility>
 
+#include <shoal/limits.h>
 #include <shoal/store.h>
 
 #include "src/base/printable.h"
+#include "src/join/rank_names.h"
 #include "src/join/startup_exchange.h"
 
 namespace shoal {
@@ -15,10 +19,13 @@ namespace {
 constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client has not read
 constexpr std::size_t kMaxRequestBytes = kMaxStoreKeyBytes + kMaxStoreValueBytes + 64;
 constexpr std::size_t kMaxHelloBytes = kMaxStoreJobBytes + 64;
+constexpr std::size_t kAnswerPartBytes = 64 << 10;  // of a long answer, encrypted at a time
+
+}  // namespace
 
 // Parses fields at the front of the bytes that a client has sent so far. The caller removes them only when a whole message has
 // arrived.
-class Parser {
+class StoreSession::Parser {
  public:
   explicit Parser(std::string_view bytes) : rest_(bytes), size_(bytes.size()) {}
 
@@ -62,59 +69,14 @@ class Parser {
   bool hostile_ = false;
 };
 
-}  // namespace
-
-void append_number(std::string& out, std::uint32_t value) { out.append(reinterpret_cast<const char*>(&value), sizeof value); }
-
-void append_block(std::string& out, std::string_view bytes) {
-  append_number(out, static_cast<std::uint32_t>(bytes.size()));
-  out.append(bytes);
+StoreSession::~StoreSession() {
+  leave();
+  end_last_step();
+  std::erase(table_.answered, this);
 }
 
-void append_member(std::string& out, const StoreMember& member) {
-  append_number(out, member.rank);
-  append_number(out, member.size);
-  append_number(out, static_cast<std::uint32_t>(member.client));
-  append_number(out, static_cast<std::uint32_t>(member.client >> 32));
-  append_block(out, std::string_view(member.process).substr(0, kMaxStoreProcessBytes));
-}
-
-std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version) {
-  std::string hello;
-  append_number(hello, kStoreMagic);
-  append_number(hello, version);
-  append_block(hello, job);
-  hello.append(as_text(nonce));
-  return hello;
-}
-
-Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server) {
-  return prove(key, "store server", {job, as_text(client), as_text(server)});
-}
-
-Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server) {
-  return prove(key, "store client", {job, as_text(client), as_text(server)});
-}
-
-RecordCipher store_cipher(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
-  const std::string transcript = store_hello(job, client).append(as_text(server));
-  return {derive_sealing_keys(key, "store traffic", transcript, is_client, false), kMaxStoreRecordBytes};
-}
-
-void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text) {
-  while (!text.empty()) {
-    const std::string_view part = text.substr(0, cipher.most_bytes());
-    cipher.seal(std::as_bytes(std::span(part)));
-    out.append(as_text(cipher.outgoing()));
-    cipher.sent(cipher.outgoing().size());
-    text.remove_prefix(part.size());
-  }
-}
-
-bool StoreSession::receive(std::string_view bytes) {
-  bool set = false;
-  while (!bytes.empty() && !over()) bytes.remove_prefix(trusted() ? receive_sealed(bytes, &set) : receive_open(bytes));
-  return set;
+void StoreSession::receive(std::string_view bytes) {
+  while (!bytes.empty() && !over()) bytes.remove_prefix(trusted() ? receive_sealed(bytes) : receive_open(bytes));
 }
 
 // Continues the handshake with `bytes`. Returns how many of them belong to it.
@@ -123,7 +85,7 @@ std::size_t StoreSession::receive_open(std::string_view bytes) {
   // An unauthenticated client can make this process store no more than a hello.
   const std::size_t part = std::min(bytes.size(), kMaxHelloBytes - before);
   received_.append(bytes.substr(0, part));
-  while (!trusted() && handle(nullptr)) {
+  while (!trusted() && handle()) {
   }
   if (!trusted()) return part;
   // The bytes after the proof belong to records already.
@@ -133,7 +95,7 @@ std::size_t StoreSession::receive_open(std::string_view bytes) {
 }
 
 // Takes as many of `bytes` as there is room for, and returns how many. Decrypts whole records and processes their requests.
-std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
+std::size_t StoreSession::receive_sealed(std::string_view bytes) {
   const auto room = cipher_->room();
   const std::size_t part = std::min(bytes.size(), room.size());
   std::memcpy(room.data(), bytes.data(), part);
@@ -152,20 +114,20 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
       end();
       break;
     }
-    while (handle(set)) {
+    while (handle()) {
     }
   }
   return part;
 }
 
 // Processes one whole message; returns false if none has arrived.
-bool StoreSession::handle(bool* set) {
-  if (wanted_ && received_.starts_with(static_cast<char>(StoreRequest::leave))) wanted_.reset();
-  if (over() || wanted_) return false;
+bool StoreSession::handle() {
+  const auto next_is = [this](StoreRequest kind) { return trusted() && received_.starts_with(static_cast<char>(kind)); };
+  if (over() || (waits() && !next_is(StoreRequest::leave) && !next_is(StoreRequest::stop))) return false;
   std::size_t taken = 0;
   const bool whole = state_ == State::stranger     ? handle_hello(received_, &taken)
                      : state_ == State::challenged ? handle_proof(received_, &taken)
-                                                   : handle_request(received_, &taken, set);
+                                                   : handle_request(received_, &taken);
   if (unsent.size() > kMaxPendingBytes) refuse("it does not read its answers");
   if (!whole || over()) return false;
   received_.erase(0, taken);
@@ -214,47 +176,172 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
   return true;
 }
 
-bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bool* set) {
+bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken) {
   Parser parser(bytes);
   const auto byte = parser.byte();
   if (!byte) return false;
-  const auto request = static_cast<StoreRequest>(*byte);
-  const bool sets = request == StoreRequest::set;
-  const bool gets = request == StoreRequest::get;
-  const bool enters = request == StoreRequest::enter;
-  const bool looks = request == StoreRequest::look;
-  if (!sets && !gets && !enters && !looks && request != StoreRequest::leave) return end(), false;
-  const auto rank = gets || enters ? parser.number() : kStoreNoRank;
-  const auto key = rank && (sets || gets) ? parser.block(kMaxStoreKeyBytes) : std::string_view();
-  const auto value = key && sets ? parser.block(kMaxStoreValueBytes) : std::string_view();
-  const auto size = enters ? parser.number() : 0;
-  const auto low = size && enters ? parser.number() : 0;
-  const auto high = low && enters ? parser.number() : 0;
-  const auto process = high && enters ? parser.block(kMaxStoreProcessBytes) : std::string_view();
-  if (parser.hostile()) return end(), false;
-  if (!rank || !key || !value || !size || !low || !high || !process) return false;
-  *taken = parser.taken();
-  if (sets) {
-    table_.values.insert_or_assign(std::string(*key), std::string(*value));
-    const char done = static_cast<char>(StoreAnswer::done);
-    say({&done, 1});
-    *set = true;
-  } else if (gets) {
-    wanted_ = {std::string(*key), *rank};
-    look_again();
-  } else if (enters) {
-    enter({*rank, *size, *low | std::uint64_t{*high} << 32, printable(std::string(*process))});
-    *set |= !table_.conflict.empty();  // wakes the waiting sessions, which report it
-  } else if (looks) {
-    if (say_conflict()) return true;
-    if (!table_.died.empty())
-      say(*table_.died.begin());
-    else if (!say_why_given_up())
-      say(kStoreNoRank);
-  } else {
-    rank_.reset();
+  bool whole = true;
+  switch (static_cast<StoreRequest>(*byte)) {
+    case StoreRequest::set:
+      whole = handle_set(parser);
+      break;
+    case StoreRequest::get:
+      whole = handle_get(parser);
+      break;
+    case StoreRequest::enter:
+      whole = handle_enter(parser);
+      break;
+    case StoreRequest::gather:
+      whole = handle_gather(parser);
+      break;
+    case StoreRequest::leave:
+      leave();
+      break;
+    case StoreRequest::look:
+      handle_look();
+      break;
+    case StoreRequest::stop:
+      handle_stop();
+      break;
+    default:
+      whole = false;
+      end();
   }
+  if (parser.hostile()) end();
+  *taken = parser.taken();
+  return whole;
+}
+
+bool StoreSession::handle_set(Parser& parser) {
+  const auto key = parser.block(kMaxStoreKeyBytes);
+  const auto value = key ? parser.block(kMaxStoreValueBytes) : std::nullopt;
+  if (!value) return false;
+  table_.values.insert_or_assign(std::string(*key), std::string(*value));
+  say({kStoreDone});
+  if (*key == Store::kGivenUp) table_.announce();
+  std::vector<StoreSession*> sessions;  // a session that has been answered no longer waits
+  const auto [first, last] = table_.waiting.equal_range(*key);
+  for (auto it = first; it != last; ++it) sessions.push_back(it->second);
+  for (StoreSession* const session : sessions) session->look_again();
   return true;
+}
+
+bool StoreSession::handle_get(Parser& parser) {
+  const auto rank = parser.number();
+  const auto key = rank ? parser.block(kMaxStoreKeyBytes) : std::nullopt;
+  if (!key) return false;
+  wanted_ = {std::string(*key), *rank};
+  table_.waiting.emplace(wanted_->key, this);
+  look_again();
+  return true;
+}
+
+bool StoreSession::handle_enter(Parser& parser) {
+  const auto rank = parser.number();
+  const auto size = parser.number();
+  const auto low = parser.number();
+  const auto high = parser.number();
+  const auto process = high ? parser.block(kMaxStoreProcessBytes) : std::nullopt;
+  if (!process) return false;
+  enter({*rank, *size, *low | std::uint64_t{*high} << 32, printable(std::string(*process))});
+  table_.entered.insert(this);
+  if (!table_.conflict.empty())
+    table_.announce();
+  else if (table_.has_news())
+    announce();
+  return true;
+}
+
+bool StoreSession::handle_gather(Parser& parser) {
+  const auto number = parser.number();
+  const auto size = parser.number();
+  const auto rank = parser.number();
+  const auto last = parser.number();
+  const auto value = last ? parser.block(kMaxStoreValueBytes) : std::nullopt;
+  if (!value) return false;
+  if (say_conflict()) return true;
+  const bool valid = *size <= static_cast<std::uint32_t>(kMaxJobRanks) && *rank < *size && *last <= 1;
+  const auto found = valid ? table_.steps.try_emplace(*number, *size).first : table_.steps.end();
+  if (!valid || found->second.size() != *size || found->second.complete()) return end(), false;
+  StoreStep& step = found->second;
+  step.put(*rank, *value);
+  step.waiting.insert(this);
+  step_ = *number;
+  rank_of_step_ = *rank;
+  if (step.complete())
+    complete_step(*number, step, *last == 1);
+  else
+    look_again();
+  return true;
+}
+
+// Answers the sessions that wait for the values. After the last step rank 0, whose process serves the store, gets its answer
+// when the connections of all others have ended.
+void StoreSession::complete_step(std::uint32_t number, StoreStep& step, bool last) {
+  step.make_answer();
+  for (StoreSession* const session : std::set(step.waiting)) {
+    if (last) {
+      session->forget_rank();
+      if (session->rank_of_step_ == 0) continue;
+      session->end_last_step();
+      session->last_step_ = number;
+      step.ending.emplace(session, session->rank_of_step_);
+    }
+    session->take_values(step);
+  }
+  if (step.ending.empty()) end_step(table_, number);
+}
+
+void StoreSession::end_step(StoreTable& table, std::uint32_t number) {
+  const auto found = table.steps.find(number);
+  for (StoreSession* const session : std::set(found->second.waiting)) session->take_values(found->second);
+  table.steps.erase(found);
+}
+
+void StoreSession::take_values(StoreStep& step) {
+  long_answer_ = step.answer;
+  long_answer_taken_ = 0;
+  step_.reset();
+  step.waiting.erase(this);
+  table_.answered.push_back(this);
+}
+
+void StoreSession::refill() {
+  if (over() || !unsent.empty() || long_answer_ == nullptr) return;
+  const std::string_view part = std::string_view(*long_answer_).substr(long_answer_taken_, kAnswerPartBytes);
+  append_sealed(unsent, *cipher_, part);
+  long_answer_taken_ += part.size();
+  if (long_answer_taken_ < long_answer_->size()) return;
+  long_answer_.reset();
+  if (std::exchange(announced_, false)) announce();
+}
+
+void StoreSession::announce() {
+  if (!std::exchange(announced_, true) && long_answer_ == nullptr) say({kStoreNews});
+}
+
+void StoreSession::handle_look() {
+  announced_ = false;
+  if (say_conflict()) return;
+  if (!table_.died.empty())
+    say({*table_.died.begin()});
+  else if (!rank_ || !say_why_given_up())
+    say({kStoreNoRank});
+}
+
+void StoreSession::handle_stop() {
+  if (!step_) return;
+  const StoreStep& step = table_.steps.find(*step_)->second;
+  std::vector<std::uint32_t> missing = step.missing();
+  for (const auto& [session, rank] : step.ending) missing.push_back(rank);
+  const std::size_t named = std::min(missing.size(), kNamedRanks);
+  std::string answer;
+  append_number(answer, kStoreMissing);
+  append_number(answer, static_cast<std::uint32_t>(missing.size()));
+  append_number(answer, static_cast<std::uint32_t>(named));
+  for (std::size_t i = 0; i < named; ++i) append_number(answer, missing[i]);
+  stop_waiting();
+  say(answer);
 }
 
 void StoreSession::enter(StoreMember member) {
@@ -273,26 +360,66 @@ void StoreSession::enter(StoreMember member) {
 }
 
 void StoreSession::look_again() {
-  if (!wanted_ || over()) return;
-  if (wanted_->rank != kStoreNoRank && say_conflict()) {
-    wanted_.reset();
-    return;
-  }
-  if (const auto found = table_.values.find(wanted_->key); found != table_.values.end()) {
+  if (over()) return;
+  if (wanted_) look_for_value();
+  if (step_) look_for_values();
+}
+
+void StoreSession::look_for_value() {
+  const auto found = table_.values.find(wanted_->key);
+  const bool of_a_rank = wanted_->rank != kStoreNoRank;
+  bool answered = of_a_rank && say_conflict();
+  if (!answered && found != table_.values.end()) {
     std::string answer;
     append_block(answer, found->second);
     say(answer);
-  } else if (table_.died.contains(wanted_->rank)) {
-    say(kStoreRankDied);
-  } else if (wanted_->rank == kStoreNoRank || !say_why_given_up()) {
-    return;
+    answered = true;
   }
-  wanted_.reset();
+  if (!answered && table_.died.contains(wanted_->rank)) {
+    say({kStoreRankDied});
+    answered = true;
+  }
+  if (answered || (of_a_rank && rank_ && say_why_given_up())) stop_waiting();
+}
+
+// For what keeps the values from coming: complete_step() answers with them.
+void StoreSession::look_for_values() {
+  const StoreStep& step = table_.steps.find(*step_)->second;
+  if (step.complete()) return;  // rank 0 waits for the end of the others
+  bool answered = say_conflict();
+  if (const auto died = table_.died.begin(); !answered && died != table_.died.end() && *died < step.size()) {
+    say({kStoreRankDied, *died});
+    answered = true;
+  }
+  if (answered || say_why_given_up()) stop_waiting();
+}
+
+void StoreSession::forget_rank() {
+  rank_.reset();
+  table_.entered.erase(this);
+}
+
+void StoreSession::leave() {
+  stop_waiting();
+  forget_rank();
+}
+
+// No answer will come to a get or a gather that waits.
+void StoreSession::stop_waiting() {
+  if (wanted_) {
+    const auto [first, last] = table_.waiting.equal_range(wanted_->key);
+    table_.waiting.erase(std::find_if(first, last, [this](const auto& one) { return one.second == this; }));
+    wanted_.reset();
+  }
+  if (step_) {
+    table_.steps.find(*step_)->second.waiting.erase(this);
+    step_.reset();
+  }
 }
 
 bool StoreSession::say_why_given_up() {
   const auto found = table_.values.find(Store::kGivenUp);
-  if (!rank_ || found == table_.values.end()) return false;
+  if (found == table_.values.end()) return false;
   say_reason(kStoreGivenUp, found->second);
   return true;
 }
@@ -310,20 +437,34 @@ void StoreSession::say_reason(std::uint32_t kind, std::string_view why) {
   say(answer);
 }
 
-bool StoreSession::lost() {
-  if (!rank_) return false;
+// Rank 0 no longer waits for this client.
+void StoreSession::end_last_step() {
+  if (!last_step_) return;
+  StoreStep& step = table_.steps.find(*last_step_)->second;
+  step.ending.erase(this);
+  if (step.ending.empty()) end_step(table_, *last_step_);
+  last_step_.reset();
+}
+
+void StoreSession::lost() {
+  stop_waiting();
+  end_last_step();
+  if (!rank_) return;
   const auto member = table_.members.find(*rank_);
   if (member != table_.members.end() && member->second.client == client_) table_.members.erase(member);
   table_.died.insert(*rank_);
-  rank_.reset();
-  return true;
+  forget_rank();
+  table_.announce();
 }
 
-void StoreSession::say(std::string_view text) { append_sealed(unsent, *cipher_, text); }
+void StoreSession::say(std::string_view text) {
+  append_sealed(unsent, *cipher_, text);
+  table_.answered.push_back(this);
+}
 
-void StoreSession::say(std::uint32_t number) {
+void StoreSession::say(std::initializer_list<std::uint32_t> numbers) {
   std::string text;
-  append_number(text, number);
+  for (const std::uint32_t number : numbers) append_number(text, number);
   say(text);
 }
 
@@ -334,6 +475,7 @@ void StoreSession::refuse(std::string_view why) {
 
 void StoreSession::end() {
   state_ = State::over;
+  stop_waiting();
   unsent.clear();
   received_ = {};
   cipher_.reset();

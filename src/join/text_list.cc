@@ -4,9 +4,13 @@
 
 namespace shoal {
 
+void append_text(std::string& joined, std::string_view text) {
+  joined.append(std::to_string(text.size())).append(":").append(text);
+}
+
 std::string join_texts(std::span<const std::string> texts) {
   std::string joined;
-  for (const std::string& text : texts) joined.append(std::to_string(text.size())).append(":").append(text);
+  for (const std::string& text : texts) append_text(joined, text);
   return joined;
 }
 

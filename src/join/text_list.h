@@ -10,6 +10,10 @@
 
 namespace shoal {
 
+/// At most what precedes a text among those that are joined.
+inline constexpr std::size_t kMaxTextHeadBytes = 21;
+/// Appends one text to those of join_texts().
+void append_text(std::string& joined, std::string_view text);
 /// Each text after its length and a colon: "2:ab0:". A text may have any bytes.
 std::string join_texts(std::span<const std::string> texts);
 /// The `count` texts that join_texts() has joined; nothing for anything else. Safe for any bytes.

@@ -46,6 +46,10 @@ class WatchedStore final : public Store {
     return status;
   }
   void leave() override { store_->leave(); }
+  Result<std::vector<std::string>> gather(const GatherStep& step, std::string_view value, Clock::time_point deadline) override {
+    return store_->gather(step, value, deadline);
+  }
+  Status refuse(const GatherStep& step, std::string_view why) override { return store_->refuse(step, why); }
   Status look(Clock::time_point deadline) override { return store_->look(deadline); }
   Result<std::string> get_from(int rank, std::string_view key, Clock::time_point deadline) override {
     return store_->get_from(rank, key, deadline);

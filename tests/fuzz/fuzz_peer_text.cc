@@ -34,7 +34,7 @@ void expect_printable_error(const Status& status) {
 
 void parse_refusals(std::string_view text) {
   if (const auto why = parse_refusal(text)) expect_printable_error(*why);
-  if (!text.empty() && !parse_refusal("-3 " + std::string(text))) std::abort();
+  if (!text.empty() && !parse_refusal("3 " + std::string(text))) std::abort();
   if (const auto texts = split_texts(text, 2); texts && split_texts(join_texts(*texts), 2) != texts) std::abort();
   shm::Message message;
   std::memcpy(static_cast<void*>(&message), text.data(), std::min(text.size(), sizeof message));

@@ -54,6 +54,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto value = connection->ask(rank, "key", deadline);
       if (value.ok() && (value->value.size() > size || !encrypts)) std::abort();
       if (value.ok() && rank == kStoreNoRank && (value->died != kStoreNoRank || value->given_up)) std::abort();
+      if (call == 5) {
+        const auto all = connection->gather({0, "step", 1, 3, false}, "value", deadline);
+        if (all.ok() && (all->value.size() > size || all->missing.size() > size || !encrypts)) std::abort();
+      }
       if (call == 7 && connection->look(deadline).ok() && !encrypts) std::abort();
     }
   }

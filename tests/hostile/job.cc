@@ -30,18 +30,18 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kSumsOfSecond = 100;  // then the second communicator counts as working
 
-/// The texts that ranks contribute to a step of the start-up, by rank. Two texts of a rank: its node and its cores. Three: the
-/// addresses of its control links, shared memory and network.
+/// The texts that ranks contribute to a step of the start-up, by rank. Of the first step: a rank's node, its cores and the
+/// configuration. Of the second: the addresses of its control links, shared memory and network.
 using TextsOfRanks = std::map<int, std::vector<std::string>>;
+constexpr std::string_view kNodes = "step/0/";
+constexpr std::string_view kAddresses = "step/1/";
 
-TextsOfRanks texts_of_ranks(std::string_view key, std::string_view value) {
+TextsOfRanks texts_of_ranks(std::string_view step, std::string_view key, std::string_view value) {
   TextsOfRanks found;
   const auto add = [&found](int rank, std::string_view joined) {
-    for (const std::size_t count : {std::size_t{2}, std::size_t{3}}) {
-      if (auto texts = split_texts(joined, count)) found[rank] = *std::move(texts);
-    }
+    if (auto texts = split_texts(joined, 3)) found[rank] = *std::move(texts);
   };
-  if (!value.starts_with('+')) return found;
+  if (!key.starts_with(step) || !value.starts_with('+')) return found;
   const int rank = std::atoi(std::string(key.substr(key.rfind('/') + 1)).c_str());
   if (rank != 0) {
     add(rank, value.substr(1));
@@ -58,10 +58,11 @@ class PrefixedStore final : public Store {
   PrefixedStore(Store& store, std::string prefix, int rank) : store_(store), prefix_(std::move(prefix)), rank_(rank) {}
   Status set(std::string_view key, std::string_view value) override {
     std::string changed(value);
-    if (auto texts = texts_of_ranks(key, value)[rank_]; texts.size() == 2 && rank_ == kIsolated) {
+    if (auto texts = texts_of_ranks(kNodes, key, value)[rank_]; !texts.empty() && rank_ == kIsolated) {
       texts[0] += "/elsewhere";
       changed = "+" + join_texts(texts);
-    } else if (texts.size() == 3) {
+    }
+    if (const auto texts = texts_of_ranks(kAddresses, key, value)[rank_]; !texts.empty()) {
       for (const std::size_t plane : {0, 1, 2}) {
         if (texts[plane].empty()) continue;
         if (Status status = store_.set(listener_key(prefix_, kPlanes[plane], rank_), texts[plane]); !status.ok()) return status;
@@ -72,8 +73,7 @@ class PrefixedStore final : public Store {
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
     auto value = store_.get(prefix_ + std::string(key), deadline);
     if (!value.ok()) return value;
-    for (const auto& [rank, texts] : texts_of_ranks(key, *value)) {
-      if (texts.size() != 3) continue;
+    for (const auto& [rank, texts] : texts_of_ranks(kAddresses, key, *value)) {
       for (const std::size_t plane : {0, 2}) limit_connections(kPlanes[plane], rank, texts[plane]);
     }
     return value;

@@ -55,6 +55,7 @@ class FileStore : public ::testing::Test {
 TEST_F(FileStore, ServesAllThreads) { expect_service_for_all_threads(factory()); }
 TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_to_name_the_key(factory()); }
 TEST_F(FileStore, RanksExchangeAndNameMissingRank) { expect_exchange_and_missing_rank_to_be_named(factory()); }
+TEST_F(FileStore, StepsBringAllValues) { expect_steps_to_bring_all_values(factory()); }
 TEST_F(FileStore, AbortReachesAllRanks) { expect_abort_to_reach_all_ranks(factory()); }
 TEST_F(FileStore, LossReportsItsRootCause) { expect_loss_to_report_its_root_cause(factory()); }
 TEST_F(FileStore, EndedRankIsReportedAtOnce) { expect_ended_rank_to_be_reported_at_once(factory()); }

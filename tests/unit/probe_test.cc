@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "src/communicator/job_config.h"
 #include "tests/mentions.h"
 #include "tests/slack.h"
 #include "transports/loopback/loopback.h"
@@ -175,9 +176,13 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       return {};
     }
     StartupExchange exchange(**store, rank, topology.ranks(), deadline);
-    Status status = measure_costs(exchange, parts, true);
+    const auto costs = measure_costs(exchange, parts, true);
+    if (!costs.ok()) return exchange.abort(costs.status());  // closes its links, which its peer notices
+    const auto all = exchange.all_gather("ready", *costs);
+    if (!all.ok()) return all.status();
+    Status status = read_costs(all->front(), parts.topology);
     outcome.topologies[at] = parts.topology;
-    if (!status.ok()) return status;  // closes its links, which its peer notices
+    if (!status.ok()) return status;
     // No rank leaves while its peer still receives the last tile.
     if (Status done = (*store)->set(fmt::format("done/{}", rank), ""); !done.ok()) return done;
     for (const int peer : peers_of(rank, pairs)) {

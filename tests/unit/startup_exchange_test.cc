@@ -142,10 +142,10 @@ TEST(StartupExchange, RefusalsReachAllRanks) {
 }
 
 TEST(StartupExchange, MalformedRefusalsAreNotParsed) {
-  for (const std::string_view text : {"", "+3 xno", "-", "-3", "-3 ", "-x xno", "-99999999999 xno"}) {
+  for (const std::string_view text : {"", "-3 xno", "3", "3 ", "x xno", "99999999999 xno"}) {
     EXPECT_FALSE(parse_refusal(text)) << text;
   }
-  EXPECT_THAT(parse_refusal("-3 \x01no")->message(), Mentions("rank 3", "no"));
+  EXPECT_THAT(parse_refusal("3 \x01no")->message(), Mentions("rank 3", "no"));
 }
 
 TEST(TextList, SplitsWhatWasJoinedAndNothingElse) {

@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/unit/beside.h"
 #include "tests/unit/store_server.h"
 
 namespace shoal {
@@ -53,6 +52,7 @@ class FewDescriptors {
 TEST_F(TcpStore, ServesAllThreads) { expect_service_for_all_threads(factory()); }
 TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_to_name_the_key(factory()); }
 TEST_F(TcpStore, RanksExchangeAndNameMissingRank) { expect_exchange_and_missing_rank_to_be_named(factory()); }
+TEST_F(TcpStore, StepsBringAllValues) { expect_steps_to_bring_all_values(factory()); }
 TEST_F(TcpStore, AbortReachesAllRanks) { expect_abort_to_reach_all_ranks(factory()); }
 TEST_F(TcpStore, LossReportsItsRootCause) { expect_loss_to_report_its_root_cause(factory()); }
 TEST_F(TcpStore, EndedRankIsReportedAtOnce) { expect_ended_rank_to_be_reported_at_once(factory()); }
@@ -60,6 +60,70 @@ TEST_F(TcpStore, RankThatEndsBetweenStepsIsNamed) { expect_rank_that_ends_betwee
 TEST_F(TcpStore, IncompatibleRanksAreNamed) {
   OtherServer other;
   expect_incompatible_ranks_to_be_named(factory(), other.factory());
+}
+
+TEST_F(TcpStore, TimeoutOfStepNamesMissingRanks) {
+  const auto make = factory();
+  const auto zero = make();
+  const auto two = make();
+  Status of_two;
+  std::thread other([&] { of_two = two->gather({0, "node", 2, 5, false}, "x", in(milliseconds(300))).status(); });
+  const Status of_zero = zero->gather({0, "node", 0, 5, false}, "x", in(milliseconds(300))).status();
+  other.join();
+  for (const Status& status : {of_zero, of_two}) {
+    EXPECT_EQ(status.code(), StatusCode::timeout) << status.to_string();
+    EXPECT_THAT(status.message(), Mentions("ranks 1, 3, 4 of 5"));
+  }
+  ASSERT_TRUE(zero->set("key", "the connection is still in order").ok());
+}
+
+// Also of a rank that has given its value; and for a rank that comes after the death.
+TEST_F(TcpStore, DeathDuringStepIsReportedAtOnce) {
+  const auto make = factory();
+  const auto zero = make();
+  const auto one = make();
+  auto dies = make();
+  ASSERT_TRUE(dies->enter(2, 4).ok());
+  const auto start = Clock::now();
+  Status of_zero;
+  std::thread waits([&] { of_zero = zero->gather({0, "node", 0, 4, false}, "x", in(kTimeLimit)).status(); });
+  EXPECT_EQ(dies->gather({0, "node", 2, 4, false}, "x", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  dies.reset();
+  waits.join();
+  const Status of_one = one->gather({0, "node", 1, 4, false}, "x", in(kTimeLimit)).status();
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
+  for (const Status& status : {of_zero, of_one}) {
+    EXPECT_EQ(status.code(), StatusCode::peer_failed) << status.to_string();
+    EXPECT_THAT(status.message(), Mentions("rank 2"));
+  }
+}
+
+// Rank 0, which serves the store, returns from the last step when the connection of rank 1 has ended, and not before.
+TEST_F(TcpStore, LastStepKeepsServerForOtherRanks) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const Descriptor socket = dial();
+  auto entered = enter(socket, "job", kNoKey);
+  ASSERT_TRUE(entered);
+  say(socket, entered->sealed('\x06' + number(7) + number(2) + number(1) + number(1) + block("one")));
+  const Status late = (*server)->gather({7, "ready", 0, 2, true}, "zero", in(milliseconds(200))).status();
+  EXPECT_EQ(late.code(), StatusCode::timeout) << late.to_string();
+  EXPECT_THAT(late.message(), Mentions("rank 1 of 2"));
+
+  Descriptor next = dial();
+  auto again = enter(next, "job", kNoKey);
+  ASSERT_TRUE(again);
+  say(next, again->sealed('\x06' + number(8) + number(2) + number(1) + number(1) + block("one")));
+  std::thread leaves([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    next.reset();
+  });
+  const auto start = Clock::now();
+  const auto all = (*server)->gather({8, "ready", 0, 2, true}, "zero", in(kTimeLimit));
+  EXPECT_GE(Clock::now() - start, milliseconds(25));
+  leaves.join();
+  ASSERT_TRUE(all.ok()) << all.status().to_string();
+  EXPECT_THAT(*all, ::testing::ElementsAre("zero", "one"));
 }
 
 TEST_F(TcpStore, TwoProcessesAsRankZeroAreBothNamed) {
@@ -116,7 +180,7 @@ TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreSplit) {
   std::string rest(as_text(store_client_proof(kNoKey, "job", mine, theirs)));
   RecordCipher cipher = store_cipher(kNoKey, "job", mine, theirs, true);
   append_sealed(rest, cipher, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
-  EXPECT_TRUE(session.receive(rest));
+  session.receive(rest);
   EXPECT_EQ(table.values["key"], std::string(100'000, 'v'));
   EXPECT_EQ(table.values["next"], "w");
   EXPECT_FALSE(session.over());
@@ -159,7 +223,7 @@ TEST_F(TcpStore, ServerWithoutDescriptorsServesWithoutSpinning) {
 }
 
 TEST_F(TcpStore, LackOfDescriptorsIsOneClearError) {
-  constexpr int kNeeded = 4;                             // listener, the server's eventfd, both ends of the own connection
+  constexpr int kNeeded = 5;                             // listener, eventfd, epoll, both ends of the own connection
   for (const std::string host : {kHost, "localhost"}) {  // a name is looked up, which may take more
     for (int free = 0; free <= 6; ++free) {
       SCOPED_TRACE(host + " with " + std::to_string(free) + " descriptors");
@@ -183,37 +247,6 @@ TEST_F(TcpStore, LackOfDescriptorsIsOneClearError) {
       EXPECT_THAT(served.status().message(), Mentions("rank 0", "Too many open files", "ulimit -n"));
     }
   }
-}
-
-TEST_F(TcpStore, ServerSurvivesFailingPoll) {
-  auto server = make(true);
-  ASSERT_TRUE(server.ok());
-  const auto client = make(false);
-  ASSERT_TRUE(client.ok());
-  ASSERT_TRUE((*client)->set("zero", "").ok());
-  Status told;
-  testing::Beside first([&] { told = (*client)->set("one", "which wakes the server, if it waits already"); });
-  // The system refuses to wait for more descriptors than that, and so for those of the server.
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit tight = before;
-  tight.rlim_cur = 1;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  first.begin();
-  std::this_thread::sleep_for(milliseconds(50));
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  first.end();
-  EXPECT_EQ(told.to_string(), "ok");
-  const auto start = Clock::now();
-  EXPECT_EQ((*client)->get("one", in(kTimeLimit / 4)).status().to_string(), "ok");
-  // Nor does it outlive its store then.
-  testing::Beside second([&] { static_cast<void>((*client)->set("two", "which wakes it again")); });
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  second.begin();
-  server->reset();
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  second.end();
-  EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
 }
 
 TEST_F(TcpStore, OtherServiceIsReportedAsNoStore) {

@@ -51,9 +51,13 @@ TEST_F(StoreTrust, HostileClientsAreDroppedWhileOthersWork) {
       hello(kStoreVersion, "job") + std::string(3000, 'p'),
   };
   const std::string to_drop_of_a_member[] = {
-      "\x07",                                              // no such request
+      "\x08",                                              // no such request
       '\x02' + number(kStoreNoRank) + number(0x80000000),  // a key of 2 GiB
       '\x01' + block("k") + number(0x7fffffff),
+      '\x06' + number(0) + number(3) + number(3) + number(0) + block("a rank beyond the size"),
+      '\x06' + number(0) + number(0x7fffffff) + number(0) + number(0) + block("a size beyond all limits"),
+      '\x06' + number(0) + number(3) + number(0) + number(2) + block("neither last nor not"),
+      '\x06' + number(0) + number(3) + number(0) + number(0) + number((1 << 20) + 1),
       '\x01' + block("k") + number((1 << 20) + 1),
       '\x02' + number(kStoreNoRank) + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
   };
