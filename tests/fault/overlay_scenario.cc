@@ -125,6 +125,8 @@ void OverlayScenario::say() {
       simulation_.farewell(rank, group, simulation_.random(4) == 0 ? "other" : "usual");
   }
   const int rank = any_rank();
+  note("notices of", rank);
+  for (std::uint64_t i = 0, count = simulation_.random(4); i < count; ++i) notices_[rank].push_back(simulation_.notify(rank));
   note("abort of", rank);
   aborts_[group] = {rank, simulation_.now()};
   simulation_.abort(rank, group);
@@ -185,7 +187,9 @@ void OverlayScenario::check_keeper(int host) {
 OverlayScenario::Learnt OverlayScenario::learnt_by(int rank) {
   Learnt learnt;
   for (const auto& [at, message] : simulation_.news(rank)) {
-    if (const auto* notice = std::get_if<Notice>(&message)) {
+    const auto* notice = std::get_if<Notice>(&message);
+    if (notice != nullptr && notice->kind != 1) learnt.notices[notice->rank].push_back(notice->number);
+    if (notice != nullptr && notice->kind == 1) {
       if (!learnt.aborts.emplace(notice->group.key, at).second)
         complain(fmt::format("rank {} learnt twice of abort {}", rank, notice->group.key));
     }
@@ -240,6 +244,12 @@ void OverlayScenario::check_completeness(int rank, const Learnt& learnt) {
           fmt::format("rank {} learnt of abort {} after {} ms", rank, group, (known->second - abort.second) / milliseconds(1)));
     }
   }
+  for (const auto& [other, numbers] : notices_) {
+    const auto known = learnt.notices.find(other);
+    if (has_ended(simulation_.table().host_of(other)) || numbers.empty()) continue;
+    if (known == learnt.notices.end() || known->second != numbers)
+      complain(fmt::format("rank {} has not got the notices of rank {}, each once and in order", rank, other));
+  }
   for (const auto& [group, other] : farewells_) {
     if (!has_ended(simulation_.table().host_of(other)) && !learnt.farewells.contains({group, other}))
       complain(fmt::format("rank {} does not know of farewell {} of rank {}", rank, group, other));
@@ -249,7 +259,7 @@ void OverlayScenario::check_completeness(int rank, const Learnt& learnt) {
 void OverlayScenario::check_agreement(int rank, const Learnt& learnt, int other, const Learnt& others) {
   const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
   if (!std::ranges::equal(learnt.aborts, others.aborts, same_key) || learnt.farewells != others.farewells ||
-      !std::ranges::equal(learnt.ends, others.ends, same_key))
+      learnt.notices != others.notices || !std::ranges::equal(learnt.ends, others.ends, same_key))
     complain(fmt::format("ranks {} and {} have learnt different things: {} and {} aborts, {} and {} farewells, {} and {} ends",
                          rank, other, learnt.aborts.size(), others.aborts.size(), learnt.farewells.size(),
                          others.farewells.size(), learnt.ends.size(), others.ends.size()));

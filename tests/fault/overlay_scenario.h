@@ -40,6 +40,7 @@ class OverlayScenario {
     std::map<int, Time> ends;
     std::map<std::uint64_t, Time> aborts;
     std::set<std::pair<std::uint64_t, int>> farewells;
+    std::map<int, std::vector<std::uint64_t>> notices;  // numbers by rank, as they came
   };
   /// Complains of what it has learnt twice.
   Learnt learnt_by(int rank);
@@ -64,6 +65,7 @@ class OverlayScenario {
   std::map<int, Time> killed_;                            // ranks that have to be named as dead
   std::set<int> left_;                                    // ranks that have left in order
   std::map<std::uint64_t, std::pair<int, Time>> aborts_;  // by communicator: rank
+  std::map<int, std::vector<std::uint64_t>> notices_;     // numbers by rank
   std::set<std::pair<std::uint64_t, int>> farewells_;     // communicator, rank
   std::vector<int> stopped_;
   std::uint64_t groups_ = 0;

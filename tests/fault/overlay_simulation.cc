@@ -137,6 +137,11 @@ void OverlaySimulation::abort(int rank, std::uint64_t group) {
   write(rank, Notice{rank, ++notices_, {group, 1}, 1, bytes_of("x")});
 }
 
+std::uint64_t OverlaySimulation::notify(int rank) {
+  write(rank, Notice{rank, ++notices_, {}, 9, {}});
+  return notices_;
+}
+
 void OverlaySimulation::farewell(int rank, std::uint64_t group, const std::string& history) {
   write(rank, RankFacts{RankFacts::Kind::farewell, {group, 1}, bytes_of(history), RankRuns::from_to(rank, rank)});
 }

@@ -46,6 +46,8 @@ class OverlaySimulation {
   void write(int rank, const OverlayMessage& message);
   /// An abort of `group`.
   void abort(int rank, std::uint64_t group);
+  /// Another notice. Returns its number, which is higher than those of all earlier ones.
+  std::uint64_t notify(int rank);
   void farewell(int rank, std::uint64_t group, const std::string& history);
   /// Says goodbye and ends.
   void leave(int rank);
