@@ -21,7 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-std::vector<int> ranks_of(const RankRuns& set) {
+std::vector<int> listed(const RankRuns& set) {
   std::vector<int> ranks;
   set.each([&](int rank) { ranks.push_back(rank); });
   return ranks;
@@ -51,8 +51,8 @@ TEST(RankRuns, AgreesWithSetOfRanks) {
       if (i % 3 == 0) {
         std::vector<int> rest;
         std::ranges::set_difference(model, other_model, std::back_inserter(rest));
-        ASSERT_EQ(ranks_of(runs.without(other)), rest);
-        ASSERT_EQ(ranks_of(runs), std::vector<int>(model.begin(), model.end()));
+        ASSERT_EQ(listed(runs.without(other)), rest);
+        ASSERT_EQ(listed(runs), std::vector<int>(model.begin(), model.end()));
         ASSERT_EQ(runs.count(), model.size());
         ASSERT_EQ(runs.contains(alone), model.contains(alone));
       }
@@ -200,17 +200,17 @@ TEST(HostGraph, TreeReachesEachLiveHostOnce) {
   }
 }
 
-constexpr GroupName kGroup{7, 1};
-constexpr GroupName kOther{8, 1};
+constexpr GroupName kOneGroup{7, 1};
+constexpr GroupName kOtherGroup{8, 1};
 constexpr CallSignature kUsual{.count = 100};
 constexpr CallSignature kOdd{.count = 101};
 
 TEST(WaitSummary, NamesLowestLateRanksAndCountsAll) {
   WaitSummary high;
   WaitSummary low;
-  for (int rank = 60; rank < 80; ++rank) high.add(rank, std::nullopt, kGroup, 5);
-  for (int rank = 0; rank < 5; ++rank) low.add(rank, WaitingCall{kOther, 3, kOdd}, kGroup, 5);
-  low.add(10, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
+  for (int rank = 60; rank < 80; ++rank) high.add(rank, std::nullopt, kOneGroup, 5);
+  for (int rank = 0; rank < 5; ++rank) low.add(rank, WaitingCall{kOtherGroup, 3, kOdd}, kOneGroup, 5);
+  low.add(10, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
   low.hosts = high.hosts = 1;
   high.add(low);
   EXPECT_EQ(high.hosts, 2U);
@@ -220,16 +220,17 @@ TEST(WaitSummary, NamesLowestLateRanksAndCountsAll) {
   for (const auto& each : high.names) names.push_back(each.rank);
   EXPECT_THAT(names, ElementsAre(0, 1, 2, 3, 4, 60, 61, 62));
   ASSERT_TRUE(high.names.front().instead);
-  EXPECT_EQ(high.names.front().instead->group, kOther);
+  EXPECT_EQ(high.names.front().instead->group, kOtherGroup);
   EXPECT_FALSE(high.names.back().instead);
 }
 
 TEST(WaitSummary, FindsOddSignature) {
   WaitSummary first;
   WaitSummary second;
-  first.add(9, WaitingCall{kGroup, 5, kOdd}, kGroup, 5);
-  for (int rank = 20; rank < 30; ++rank) second.add(rank, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
-  second.add(30, WaitingCall{kGroup, 6, {.count = 7}}, kGroup, 5);  // in a later call: waits, and says nothing about this one
+  first.add(9, WaitingCall{kOneGroup, 5, kOdd}, kOneGroup, 5);
+  for (int rank = 20; rank < 30; ++rank) second.add(rank, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
+  second.add(30, WaitingCall{kOneGroup, 6, {.count = 7}}, kOneGroup,
+             5);  // in a later call: waits, and says nothing about this one
   first.add(second);
   EXPECT_EQ(first.waiting, 12U);
   ASSERT_EQ(first.calls.size(), 2U);
@@ -247,17 +248,17 @@ std::vector<OverlayMessage> one_of_each() {
   const RankRuns some = RankRuns::of(std::vector<int>{1, 2, 3, 40, 63});
   WaitSummary summary;
   summary.hosts = 3;
-  summary.add(4, std::nullopt, kGroup, 5);
-  summary.add(5, WaitingCall{kOther, 6, kUsual}, kGroup, 5);
-  summary.add(6, WaitingCall{kGroup, 5, kUsual}, kGroup, 5);
+  summary.add(4, std::nullopt, kOneGroup, 5);
+  summary.add(5, WaitingCall{kOtherGroup, 6, kUsual}, kOneGroup, 5);
+  summary.add(6, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
   const std::vector<std::byte> payload(3, std::byte{42});
-  return {Notice{5, 77, kGroup, 1, payload},
-          RankFacts{RankFacts::Kind::farewell, kGroup, payload, some},
-          WaitRequest{kGroup, 5, some},
-          WaitQuestion{9, {kGroup, 5, some}, kHosts, 300},
+  return {Notice{5, 77, kOneGroup, 1, payload},
+          RankFacts{RankFacts::Kind::farewell, kOneGroup, payload, some},
+          WaitRequest{kOneGroup, 5, some},
+          WaitQuestion{9, {kOneGroup, 5, some}, kHosts, 300},
           WaitAnswer{9, summary},
-          WaitVerdict{10, kGroup, 5, summary},
-          RoutedMessage{63, 0, kGroup, 6, payload}};
+          WaitVerdict{10, kOneGroup, 5, summary},
+          RoutedMessage{63, 0, kOneGroup, 6, payload}};
 }
 
 TEST(OverlayWire, EachMessageSurvives) {
@@ -281,10 +282,11 @@ TEST(OverlayWire, NoCutOrLongerMessageIsRead) {
 }
 
 TEST(OverlayWire, NumbersBeyondTheJobAreRejected) {
-  EXPECT_FALSE(parse_overlay(to_bytes(Notice{kRanks, 1, kGroup, 1, {}}), kHosts, kRanks));
-  EXPECT_FALSE(parse_overlay(to_bytes(RoutedMessage{kRanks, 0, kGroup, 1, {}}), kHosts, kRanks));
-  EXPECT_FALSE(parse_overlay(to_bytes(WaitQuestion{1, {kGroup, 5, RankRuns::from_to(0, 1)}, kHosts + 1, 1}), kHosts, kRanks));
-  EXPECT_FALSE(parse_overlay(to_bytes(WaitRequest{kGroup, 5, {}}), kHosts, kRanks)) << "a communicator without ranks";
+  EXPECT_FALSE(parse_overlay(to_bytes(Notice{kRanks, 1, kOneGroup, 1, {}}), kHosts, kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(RoutedMessage{kRanks, 0, kOneGroup, 1, {}}), kHosts, kRanks));
+  EXPECT_FALSE(
+      parse_overlay(to_bytes(WaitQuestion{1, {kOneGroup, 5, RankRuns::from_to(0, 1)}, kHosts + 1, 1}), kHosts, kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(WaitRequest{kOneGroup, 5, {}}), kHosts, kRanks)) << "a communicator without ranks";
   EXPECT_FALSE(parse_overlay(to_bytes(Notice{0, 1, {1, GroupName::kCheckLimit}, 1, {}}), kHosts, kRanks));
   WaitSummary unsound;
   unsound.late = 1;
@@ -293,7 +295,7 @@ TEST(OverlayWire, NumbersBeyondTheJobAreRejected) {
 
 TEST(OverlayWire, LongPayloadIsCut) {
   const std::vector<std::byte> payload(kMostNoticePayload + 100);
-  const auto again = parse_overlay(to_bytes(Notice{0, 1, kGroup, 1, payload}), kHosts, kRanks);
+  const auto again = parse_overlay(to_bytes(Notice{0, 1, kOneGroup, 1, payload}), kHosts, kRanks);
   ASSERT_TRUE(again);
   EXPECT_EQ(std::get<Notice>(*again).payload.size(), kMostNoticePayload);
 }
@@ -302,7 +304,7 @@ TEST(OverlayWire, LargestMessageIsRead) {
   constexpr int kMostRanks = 65536;
   RankRuns irregular;
   for (int rank = 1; rank < kMostRanks; rank += 1 + (rank / 3) % 3) irregular.insert(rank);
-  const RankFacts facts{RankFacts::Kind::farewell, kGroup, std::vector<std::byte>(kMostNoticePayload), irregular};
+  const RankFacts facts{RankFacts::Kind::farewell, kOneGroup, std::vector<std::byte>(kMostNoticePayload), irregular};
   EXPECT_TRUE(parse_overlay(to_bytes(facts), kHosts, kMostRanks));
 }
 
