@@ -176,7 +176,7 @@ TEST_F(LocalControlTest, StoppedPeerDelaysNoOther) {
   EXPECT_EQ(read(5), "2:2:as before ");
 }
 
-TEST_F(LocalControlTest, PeerThatReadsNothingIsDeclaredDead) {
+TEST_F(LocalControlTest, PeerThatReadsNothingIsDead) {
   int sent = 0;
   std::string end;
   for (; end.empty() && sent < 20'000; ++sent) {
@@ -218,7 +218,7 @@ TEST_F(LocalControlTest, ChildOfForkWritesNothing) {
   EXPECT_EQ(read(5), "");
 }
 
-TEST_F(LocalControlTest, StoppedPeerReadsLastMessagesOfOneThatLeft) {
+TEST_F(LocalControlTest, StoppedPeerReadsLastMessages) {
   for (int i = 0; i < 2000; ++i) {
     farewell(2, {9}, std::string(60, 'x'));
     read(9);
