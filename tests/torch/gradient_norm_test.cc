@@ -43,8 +43,8 @@ double norm_of_all(TwoStages& model) {
 }
 
 /// One rank's part of TwoStages: stage by outputs or by inputs, with the gradients of its slice.
-struct Part {
-  Part(const TorchGroup& tensor_group, int stage_index) : slices(tensor_group) {
+struct NormShare {
+  NormShare(const TorchGroup& tensor_group, int stage_index) : slices(tensor_group) {
     TwoStages model;
     stage = model.layers[static_cast<std::size_t>(stage_index)];
     const std::vector<at::Tensor> gradients{stage->weight.grad(), stage->bias.grad()};
@@ -80,20 +80,20 @@ void run_parts(const Body& body) {
     const int rank = all->getRank();
     const NormGroups groups{.tensor = testing::make_torch_subgroup(all, "tensor" + std::to_string(rank / 2), rank % 2, 2),
                             .pipeline = testing::make_torch_subgroup(all, "pipeline" + std::to_string(rank % 2), rank / 2, 2)};
-    Part part(groups.tensor, rank / 2);
+    NormShare part(groups.tensor, rank / 2);
     body(part, groups);
   });
 }
 
 TEST(GradientNorm, SlicesAndWholeParametersCountOnce) {
-  run_parts([](Part& part, const NormGroups& groups) {
+  run_parts([](NormShare& part, const NormGroups& groups) {
     TwoStages model;
     require_norm(gradient_norm(part.module, part.slices.split(), groups), norm_of_all(model));
   });
 }
 
 TEST(GradientNorm, ClippedGradientsHaveTheGivenNorm) {
-  run_parts([](Part& part, const NormGroups& groups) {
+  run_parts([](NormShare& part, const NormGroups& groups) {
     TwoStages model;
     const double before = norm_of_all(model);
     const at::Tensor wanted = part.stage->weight.grad() * (kMaxNorm / before);
@@ -110,7 +110,7 @@ TEST(GradientNorm, ClippedGradientsHaveTheGivenNorm) {
 // One element on one rank is not finite: all ranks know, and none scales.
 TEST(GradientNorm, NonFiniteGradientIsKnownToAllRanks) {
   for (const double value : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    run_parts([&](Part& part, const NormGroups& groups) {
+    run_parts([&](NormShare& part, const NormGroups& groups) {
       if (groups.pipeline->getRank() == 1 && part.slices.index() == 1) part.stage->weight.mutable_grad()[0][0] = value;
       const at::Tensor before = part.stage->bias.grad().clone();
       if (std::isfinite(clip_gradient_norm(part.module, part.slices.split(), groups, kMaxNorm))) {
