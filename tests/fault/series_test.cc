@@ -207,7 +207,7 @@ TEST(Series, SandboxListsWhatAJobHoldsAndLeaves) {
   const Sandbox sandbox;
   if (!sandbox.unavailable().empty()) GTEST_SKIP() << sandbox.unavailable();
   EXPECT_EQ(sandbox.contents(), "");
-  Victims job(2, "shm", std::chrono::seconds(60),
+  Victims job(2, "tcp", std::chrono::seconds(60),
               [](Communicator& c, Board& board) -> Status {
                 if (c.rank() == 0) {
                   std::ofstream("/tmp/a-file") << "here";

@@ -52,13 +52,4 @@ void add_pipeline_options(CLI::App& app, PipelineChoices& choices) {
       ->group("Pipeline");
 }
 
-Status PipelineChoices::check() const {
-  if (wanted()) return {};
-  for (const auto& [given, option] :
-       {std::pair{recompute.has_value(), "--recompute"}, {recompute_units.has_value(), "--recompute-units"}}) {
-    if (given) return {StatusCode::invalid_argument, std::string(option) + " needs a pipeline: add --pipeline or --partitions"};
-  }
-  return {};
-}
-
 }  // namespace shoal::train

@@ -72,6 +72,15 @@ Status check_partition(const pipeline::Config& config, const pipeline::Partition
 
 }  // namespace
 
+Status PipelineChoices::check() const {
+  if (wanted()) return {};
+  for (const auto& [given, option] :
+       {std::pair{recompute.has_value(), "--recompute"}, {recompute_units.has_value(), "--recompute-units"}}) {
+    if (given) return {StatusCode::invalid_argument, std::string(option) + " needs a pipeline: add --pipeline or --partitions"};
+  }
+  return {};
+}
+
 Result<PipelineFiles> read_files(const PipelineChoices& choices) {
   PipelineFiles files;
   for (const auto& [path, text, what] : {std::tuple{&choices.parallel, &files.parallel, "configuration"},
