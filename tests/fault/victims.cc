@@ -61,12 +61,16 @@ class WatchedStore final : public Store {
 };
 
 Result<std::unique_ptr<Communicator>> join_by(int store_port, const std::string& folder, int rank, int size,
-                                              const CommunicatorOptions& options, std::atomic<bool>& entered) {
+                                              const CommunicatorOptions& options, Board::Rank& mine) {
   auto store = store_port == 0 ? make_file_store(folder)
                                : make_tcp_store("127.0.0.1", store_port, rank == 0, "victims", Clock::now() + options.timeout);
   if (!store.ok()) return store.status();
-  WatchedStore watched(std::move(store).value(), entered);
-  return Communicator::create(watched, rank, size, options);
+  WatchedStore watched(std::move(store).value(), mine.entered);
+  auto communicator = Communicator::create(watched, rank, size, options);
+  // Before the store is closed: the kernel ends inotify only when no process is in its notification code, which takes seconds
+  // where a process of idle priority is, and gets no core.
+  mine.at_ns = now_ns();
+  return communicator;
 }
 
 bool rename_host(const std::string& name) {
@@ -94,7 +98,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
     status = Status(StatusCode::unsupported, "cannot rename the host");
   std::map<int, std::int64_t> waited = waits_for_core("/proc/self");
   mine.began_ns = now_ns();
-  auto communicator = status.ok() ? join_by(around.store_port, folder, rank, size, options, mine.entered) : status;
+  auto communicator = status.ok() ? join_by(around.store_port, folder, rank, size, options, mine) : status;
   if (communicator.ok()) {
     waited = waits_for_core("/proc/self");  // no limit of a job that has started is extended for its start-up
     board.joined.fetch_add(1);
@@ -103,7 +107,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
     status = communicator.status();
   }
   mine.code = status.code();
-  mine.at_ns = now_ns();
+  if (communicator.ok()) mine.at_ns = now_ns();
   for (const auto& [thread, waited_ns] : waits_for_core("/proc/self"))
     mine.waited_ns = std::max(mine.waited_ns, waited_ns - waited[thread]);
   status.message().copy(mine.text.data(), mine.text.size() - 1);

@@ -35,7 +35,7 @@ struct Board {
     std::atomic<bool> ended{false};
     StatusCode code = StatusCode::internal;  ///< of the body; valid once `ended` is set
     std::int64_t began_ns = 0;               ///< steady clock, when the rank began to join
-    std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
+    std::int64_t at_ns = 0;                  ///< steady clock, when the body returned or the communicator was refused
     std::int64_t returned_ns = 0;            ///< steady clock, when the tested wait returned; set by the body
     std::int64_t waited_ns = 0;              ///< for a core, since it joined or, if it did not, began: its longest thread
     std::array<char, 1024> text{};
