@@ -30,18 +30,22 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kSumsOfSecond = 100;  // then the second communicator counts as working
 
-/// The texts that ranks contribute to a step of the start-up, by rank. Of the first step: a rank's node, its cores and the
-/// configuration. Of the second: the addresses of its control links, shared memory and network.
+/// The texts that ranks contribute to a step of the start-up, by rank. Of the first step: a rank's node, its cores, whether its
+/// peers see its end, and the configuration. Of the second: the addresses of its control links, shared memory and network.
 using TextsOfRanks = std::map<int, std::vector<std::string>>;
-constexpr std::string_view kNodes = "step/0/";
-constexpr std::string_view kAddresses = "step/1/";
+struct Step {
+  std::string_view key;
+  std::size_t texts;
+};
+constexpr Step kNodes{"step/0/", 4};
+constexpr Step kAddresses{"step/1/", 3};
 
-TextsOfRanks texts_of_ranks(std::string_view step, std::string_view key, std::string_view value) {
+TextsOfRanks texts_of_ranks(const Step& step, std::string_view key, std::string_view value) {
   TextsOfRanks found;
-  const auto add = [&found](int rank, std::string_view joined) {
-    if (auto texts = split_texts(joined, 3)) found[rank] = *std::move(texts);
+  const auto add = [&](int rank, std::string_view joined) {
+    if (auto texts = split_texts(joined, step.texts)) found[rank] = *std::move(texts);
   };
-  if (!key.starts_with(step) || !value.starts_with('+')) return found;
+  if (!key.starts_with(step.key) || !value.starts_with('+')) return found;
   const int rank = std::atoi(std::string(key.substr(key.rfind('/') + 1)).c_str());
   if (rank != 0) {
     add(rank, value.substr(1));
@@ -51,15 +55,17 @@ TextsOfRanks texts_of_ranks(std::string_view step, std::string_view key, std::st
   return found;
 }
 
-/// A store with a key prefix. Gives the isolated rank another node, publishes the listening addresses of this rank, and holds
-/// back connections by stage.
+/// A store with a key prefix. Gives the isolated rank another node, lets the other ranks keep control connections with each
+/// other (as if their peers could not see their ends), publishes the listening addresses of this rank, and holds back
+/// connections by stage.
 class PrefixedStore final : public Store {
  public:
   PrefixedStore(Store& store, std::string prefix, int rank) : store_(store), prefix_(std::move(prefix)), rank_(rank) {}
   Status set(std::string_view key, std::string_view value) override {
     std::string changed(value);
-    if (auto texts = texts_of_ranks(kNodes, key, value)[rank_]; !texts.empty() && rank_ == kIsolated) {
-      texts[0] += "/elsewhere";
+    if (auto texts = texts_of_ranks(kNodes, key, value)[rank_]; !texts.empty() && rank_ != 0) {
+      if (rank_ == kIsolated) texts[0] += "/elsewhere";
+      texts[2].clear();
       changed = "+" + join_texts(texts);
     }
     if (const auto texts = texts_of_ranks(kAddresses, key, value)[rank_]; !texts.empty()) {
