@@ -1,4 +1,4 @@
-"""A job of 128 ranks on one host starts, sums, and needs few descriptors for each peer."""
+"""A job of 128 ranks on one host starts, sums, and needs descriptors and memory as a small job does."""
 import json
 import os
 import subprocess
@@ -7,8 +7,9 @@ import support
 
 RANKS = 128
 BLOCKS = 1
-DESCRIPTORS_OF_PEER = 2
-OTHER_DESCRIPTORS = 60
+MOST_DESCRIPTORS = 40
+MOST_HEAP_BYTES = 1_500_000
+MOST_ADDRESS_SPACE_BYTES = 500_000_000_000
 
 
 class TestScale:
@@ -19,4 +20,6 @@ class TestScale:
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)  # the program checks the sums
         assert figures["ranks"] == RANKS and figures["all_reduce_us"] > 0
-        assert figures["descriptors"] <= DESCRIPTORS_OF_PEER * (RANKS - 1) + OTHER_DESCRIPTORS
+        assert figures["descriptors"] <= MOST_DESCRIPTORS
+        assert figures["heap_bytes"] <= MOST_HEAP_BYTES
+        assert figures["address_space_bytes"] <= MOST_ADDRESS_SPACE_BYTES
