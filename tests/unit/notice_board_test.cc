@@ -266,6 +266,8 @@ TEST(NoticeBoard, ThreadsLoseNoNotice) {
   constexpr std::uint64_t kNotices = 3000;
   Boards boards(kRanks);
   std::array<std::string, kRanks> wrong;
+  std::atomic<bool> failed = false;  // the others would wait for ever
+  std::atomic<std::size_t> ready = 0;
   const auto body = [&](std::size_t rank) {
     std::array<std::uint64_t, kRanks> expected{};  // next number of each writer
     std::vector<std::uint64_t> kept;               // of this rank's, for rank 0, in order
@@ -277,9 +279,12 @@ TEST(NoticeBoard, ThreadsLoseNoNotice) {
       for (const auto& [writer, notice] : news.notices) {
         std::uint64_t number = 0;
         std::memcpy(&number, notice.payload.data(), std::min(notice.payload.size(), sizeof number));
-        if (number != expected[writer]++) wrong[rank] = "a notice is lost or out of order";
+        if (number != expected[writer])
+          wrong[rank] = fmt::format("rank {} got notice {} of rank {}, not {}", rank, number, writer, expected[writer]);
+        ++expected[writer];
       }
       if (!news.malformed.empty()) wrong[rank] = "malformed";
+      if (!wrong[rank].empty()) failed = true;
     };
     const auto put = [&](std::uint64_t number, const Receivers& to) {
       std::vector<std::byte> payload(8 + random() % 200);
@@ -295,15 +300,17 @@ TEST(NoticeBoard, ThreadsLoseNoNotice) {
     };
     const auto take_back = [&](std::size_t slow) {
       const auto unread = boards[rank].take_back(slow);
-      if (!unread) return wrong[rank] = "malformed", void();
+      if (!unread) return wrong[rank] = "malformed", failed = true, void();
       std::vector<std::uint64_t> older;
       for (const auto& notice : *unread) std::memcpy(&older.emplace_back(), notice.payload.data(), 8);
       kept.insert(kept.begin(), older.begin(), older.end());
     };
-    while (wrong[rank].empty() &&
-           (next < kNotices || !kept.empty() || std::ranges::any_of(expected, [&](const std::uint64_t& count) {
-              return &count != &expected[rank] && count < kNotices;
-            }))) {
+    bool done = false;
+    while (!failed && ready < kRanks) {  // who is done reads on, or it would be in the way of those that are not
+      if (!done && next == kNotices && kept.empty() && std::ranges::count(expected, kNotices) == kRanks - 1) {
+        done = true;
+        ++ready;
+      }
       if (rank != 0 || random() % 64 == 0 || next == kNotices) receive();
       give_back();
       if (next == kNotices) {
