@@ -6,8 +6,8 @@
 
 namespace shoal::testing {
 
-/// Makes an empty folder, in memory where that is possible: a disk that other processes keep busy can delay a rank's files by
-/// seconds, which no time limit of a test allows for. The caller removes it.
+/// Makes an empty folder, in memory where that is possible, so that no time limit of a test depends on a disk. The caller
+/// removes it.
 inline std::string make_folder() {
   for (const char* parent : {"/dev/shm", "/tmp"}) {
     std::string folder = std::string(parent) + "/shoal-test-XXXXXX";

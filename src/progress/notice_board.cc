@@ -109,7 +109,7 @@ std::uint64_t NoticeBoard::oldest_cursor() const noexcept {
   std::uint64_t oldest = written_;
   for (std::size_t reader = 0; reader < ranks_; ++reader) {
     if (reader == own_ || taken_back_[reader]) continue;
-    // Acquires the reader's last reads of the words before. A cursor that makes no sense counts as one that lags most.
+    // Acquires the reader's last reads of the words before. An invalid cursor counts as one that lags most.
     const std::uint64_t at = cursor(reader, own_).load(std::memory_order_seq_cst);
     const std::uint64_t behind = std::min<std::uint64_t>(written_ - at, ring_words_);
     oldest = std::min(oldest, written_ - std::min(behind, written_));

@@ -51,7 +51,7 @@ class NoticeBoard {
       Notice notice;
     };
     std::vector<One> notices;
-    std::vector<std::size_t> malformed;        ///< writers whose part of the memory makes no sense; named once
+    std::vector<std::size_t> malformed;        ///< writers whose part of the memory is invalid; each is reported once
     std::vector<std::size_t> writers_waiting;  ///< are to be woken: they wait until this rank reads
   };
 
@@ -65,8 +65,8 @@ class NoticeBoard {
   bool write(std::uint32_t kind, const GroupName& group, const Receivers& receivers, std::span<const std::byte> payload);
   /// The reader with the most unread words; nothing where no reader has any.
   [[nodiscard]] std::optional<std::size_t> slowest() const;
-  /// Returns the notices for `reader` that it has not read, in order, which it will not read now; nothing where its cursor
-  /// makes no sense. From now on it gets none, until it returns() and is admitted.
+  /// Removes the notices for `reader` that it has not read, and returns them in order; nullopt where its cursor is invalid.
+  /// From now on the reader gets none, until it returns() and the writer admits it.
   std::optional<std::vector<Notice>> take_back(std::size_t reader);
   [[nodiscard]] bool is_taken_back(std::size_t reader) const { return taken_back_[reader]; }
   /// It reads again.

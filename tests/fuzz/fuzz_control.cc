@@ -37,7 +37,7 @@ void read_board(std::span<const std::byte> bytes) {
       std::abort();
     static_cast<void>(ControlMessage::parse(1, notice.kind, notice.group, notice.payload));
   }
-  // The writer follows no cursor that makes no sense.
+  // The writer follows no invalid cursor.
   while (zero.write(1, {}, one, bytes.first(std::min<std::size_t>(bytes.size(), 4096)))) {
   }
   const auto slow = zero.slowest();

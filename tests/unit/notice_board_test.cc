@@ -307,7 +307,7 @@ TEST(NoticeBoard, ThreadsLoseNoNotice) {
       kept.insert(kept.begin(), older.begin(), older.end());
     };
     bool done = false;
-    while (!failed && ready < kRanks) {  // who is done reads on, or it would be in the way of those that are not
+    while (!failed && ready < kRanks) {  // a rank that stops reading would block the writers
       if (!done && next == kNotices && kept.empty() && std::ranges::count(expected, kNotices) == kRanks - 1) {
         done = true;
         ++ready;

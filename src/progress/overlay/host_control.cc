@@ -184,7 +184,7 @@ void HostControl::on_ends(const RankRuns& ranks, Time now) {
 }
 
 void HostControl::take(int, const WaitRequest& request, Time now) {
-  if (!is_keeper()) return;  // it may not know who waits
+  if (!is_keeper()) return;  // a rank that is no keeper may know only some of the waiting ranks
   WaitCollector::Output out;
   waits_.request(request, links_.up(), now, out);
   send_waits(out);

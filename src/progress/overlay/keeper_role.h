@@ -12,7 +12,7 @@ namespace shoal {
 /// What the board of a host says about its keeper. Written as one by compare-and-swap: of two ranks that claim the same term,
 /// one succeeds.
 struct KeeperClaim {
-  std::uint64_t term = 0;  ///< 0: nobody has claimed
+  std::uint64_t term = 0;  ///< 0: no rank has claimed
   int rank = -1;           ///< of the job
   std::uint64_t beat = 0;  ///< grows every kBeat while the keeper runs
 

@@ -1,4 +1,4 @@
-// WaitSummary: who waits in a call and who does not, added up over ranks and hosts.
+// WaitSummary: which ranks wait in a call and which are late, added up over ranks and hosts.
 #pragma once
 
 #include <cstddef>
