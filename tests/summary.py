@@ -1,7 +1,7 @@
 """Counts the cases of test runs: tests/summary.py [--failed-build=NAME...] RESULTS...
 
-RESULTS is the folder test-results of a build: ctest.xml from CTest, and one JUnit file for each of its tests that reports cases (others
-count as one case); a build that failed counts as a failed case. Prints failures and the reasons of skips, then the line
+RESULTS is what CTest wrote, in a folder below a build's. That folder also has one JUnit file for each of its tests that reports cases (others
+count as one case). A build that failed counts as a failed case. Prints failures and the reasons of skips, then the line
 `N passed, N failed, N skipped`. Exit status 1 where a case failed or none passed.
 """
 import os
@@ -31,11 +31,12 @@ def cases_of(path):
     return cases
 
 
-def results_of(folder):
-    """[(name, outcome, reason)] of one build."""
-    build = os.path.basename(os.path.dirname(os.path.abspath(folder)))
+def results_of(path):
+    """[(name, outcome, reason)] of one run of CTest."""
+    folder = os.path.dirname(os.path.abspath(path))
+    build = os.path.basename(os.path.dirname(folder))
     results = []
-    for test in xml.parse(os.path.join(folder, "ctest.xml")).getroot().iter("testcase"):
+    for test in xml.parse(path).getroot().iter("testcase"):
         name, status = f"{build}: {test.get('name')}", test.get("status")
         detail = os.path.join(folder, test.get("name") + ".xml")
         try:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 
@@ -29,10 +28,7 @@ PERF = os.path.join(support.BUILD, "bin/shoal_perf")
 
 def start_ranks(ranks, timeout_s=30, users=(), open_files=None, **environment):
     """Starts ranks, (rank, size) each, without a launcher. Returns pid and standard error of each when all have ended."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = 20000 + one.getsockname()[1] % 12768
-    common = os.environ | {"SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": str(port)} | environment
+    common = os.environ | {"SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": str(support.unused_port())} | environment
     limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}:"]
     jobs = [subprocess.Popen([*limit, PERF, "-e", "8", "-T", str(timeout_s)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                              env=common | {"SHOAL_RANK": str(rank), "SHOAL_SIZE": str(size)}, user=user)
@@ -288,9 +284,7 @@ class TestStart:
 
     def test_ipv6_addresses_are_accepted_in_brackets(self):
         try:
-            with socket.socket(socket.AF_INET6) as one:
-                one.bind(("::1", 0))
-                port = 20000 + one.getsockname()[1] % 12768
+            port = support.unused_port("::1")
         except OSError:
             pytest.skip("this system has no loopback of IPv6")
         reports = start_ranks([(0, 2), (1, 2)], SHOAL_MASTER_ADDR=f"[::1]:{port}", SHOAL_MASTER_PORT="", SHOAL_HOST_ADDRESS="[::1]",

@@ -550,8 +550,8 @@ class TestTrain:
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)
 
     def test_a_missing_rank_is_reported(self):
-        environment = {"SHOAL_RANK": "0", "SHOAL_SIZE": "2", "SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": "29617",
-                       "SHOAL_JOB_ID": "lonely"}
+        environment = {"SHOAL_RANK": "0", "SHOAL_SIZE": "2", "SHOAL_MASTER_ADDR": "127.0.0.1",
+                       "SHOAL_MASTER_PORT": str(support.unused_port()), "SHOAL_JOB_ID": "lonely"}
         self.refused(r"\brank 1\b", "--timeout", "2", *SHORT, environment=environment)
 
     @pytest.mark.long
