@@ -2,12 +2,11 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <new>
 
-#include "tests/slack.h"
+#include "tests/eventually.h"
 
 namespace shoal::testing {
 
@@ -27,12 +26,7 @@ class SharedCount {
   void add() { count_->fetch_add(1); }
   /// Waits until the count is `value` or more; false if it is not after a minute.
   [[nodiscard]] bool reaches(int value) const {
-    const auto start = std::chrono::steady_clock::now();
-    while (count_->load() < value) {
-      if (seconds_since(start) > 60) return false;
-      ::usleep(1000);
-    }
-    return true;
+    return eventually([&] { return count_->load() >= value; });
   }
 
  private:
