@@ -27,6 +27,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/eventually.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/call_model.h"
 #include "tests/multiprocess/ranks.h"
@@ -230,8 +231,8 @@ TEST(Exhaustion, UnwaitedCallFailsWhenNoThreadCanStart) {
     std::vector<float> data(1000);
     auto work = (*c)->all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
     if (!work.ok()) return work.status().to_string();
-    for (int k = 0; k < 5000 && !work->is_completed(); ++k) ::usleep(1000);
-    return work->is_completed() ? work->status().to_string() : "the call hangs";
+    const bool ends = testing::eventually([&] { return work->is_completed(); });
+    return ends ? work->status().to_string() : "the call hangs";
   });
   for (const auto& outcome : outcomes)
     EXPECT_THAT(outcome.output, testing::Mentions("system_error", "thread", "Resource temporarily unavailable"));

@@ -234,10 +234,10 @@ TEST_P(Guards, AbortInCallbackKeepsBuffersUntilLinksAreDone) {
     });
     if (!set.ok()) return set.to_string();
     const Status status = younger->wait();
-    for (int k = 0; k < 1000 && !freed; ++k) ::usleep(1000);
+    const bool called = testing::eventually([&] { return freed.load(); });
     if (outcome_code.load() != static_cast<int>(StatusCode::ok))
       return "the gather has not ended: " + older->status().to_string();
-    if (!freed) return "its callback was not called";
+    if (!called) return "its callback was not called";
     return status.code() == StatusCode::aborted ? "" : status.to_string();
   });
   testing::expect_all_well(outcomes);

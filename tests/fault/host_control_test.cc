@@ -16,9 +16,11 @@
 
 #include <fmt/format.h>
 
+#include "tests/eventually.h"
 #include "tests/fault/clauses.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/multiprocess/shared_count.h"
 #include "tests/slack.h"
 
 namespace shoal {
@@ -198,18 +200,28 @@ TEST(HostControl, StoppedRankDelaysNoMessageToOthers) {
   }
 }
 
-// Rank 1 sends all that rank 0 needs, then aborts. Rank 0 looks at the board while both arrive, or later.
+// Rank 1 sends all that rank 0 needs, then aborts. Rank 0, which is in the call, looks at the board while both arrive, or
+// later.
 TEST(HostControl, CallWithAllItsDataSucceedsDespiteAbort) {
-  testing::expect_ranks(2, over_shm(), [](Communicator& c) -> std::string {
+  testing::SharedCount calls_of_rank_0;
+  testing::expect_ranks(2, over_shm(), [&](Communicator& c) -> std::string {
     for (int round = 0; round < 100; ++round) {
       auto group = c.split(0, c.rank());
       if (!group.ok()) return group.status().to_string();
       std::vector<std::int32_t> data(round % 2 == 0 ? 4 : 20'000, c.rank());
       if (const Status status = (*group)->barrier(); !status.ok()) return status.to_string();
-      if (c.rank() == 0 && round % 4 < 2) std::this_thread::sleep_for(milliseconds(2));
       if (c.rank() == 1 && round % 4 >= 2) std::this_thread::sleep_for(milliseconds(2));
-      const Status status = (*group)->broadcast(data.data(), data.size(), DataType::int32, 1);
-      if (c.rank() == 1) (*group)->abort("after its call");
+      auto work = (*group)->broadcast_async(data.data(), data.size(), DataType::int32, 1);
+      if (!work.ok()) return fmt::format("round {}: {}", round, work.status().to_string());
+      if (c.rank() == 0) {
+        calls_of_rank_0.add();
+        if (round % 4 < 2) std::this_thread::sleep_for(milliseconds(2));
+      }
+      const Status status = work->wait();
+      if (c.rank() == 1) {
+        if (!calls_of_rank_0.reaches(round + 1)) return fmt::format("round {}: rank 0 makes no call", round);
+        (*group)->abort("after its call");
+      }
       if (!status.ok()) return fmt::format("round {}: {}", round, status.to_string());
       if (data.back() != 1) return fmt::format("round {}: wrong data", round);
       const Status next = (*group)->barrier();

@@ -25,6 +25,7 @@
 
 #include <shoal/store.h>
 
+#include "tests/eventually.h"
 #include "tests/fault/clauses.h"
 #include "tests/fault/victims.h"
 #include "tests/mentions.h"
@@ -274,8 +275,8 @@ TEST_P(Lifecycle, DestructorEndsCallsInFlightAtOnce) {
     if (const Status status = sum(**made, 1000, 0); !status.ok()) return status.to_string();
     constexpr std::array<std::size_t, 3> kCounts{1, 1000, 3'000'000};
     if (rank != 0) {
-      const auto time_limit = Clock::now() + std::chrono::seconds(30);
-      while (!std::filesystem::exists(directory + "/destroyed") && Clock::now() < time_limit) ::usleep(1000);  // in no call
+      // In no call until then.
+      if (!testing::eventually([&] { return std::filesystem::exists(directory + "/destroyed"); })) return "rank 0 stays";
       const FairClock clock;
       // Small calls may succeed, because rank 0's data for them has arrived.
       Status status;
@@ -350,8 +351,8 @@ TEST_P(Lifecycle, AbortFromAnyThreadUnblocksAllRanks) {
         if (c.rank() == 3) {  // gets the error in its next call: a call while others wait would disagree with theirs
           std::this_thread::sleep_for(later);
           if (!other_thread) abort_now();
-          const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-          while (board.returned.load() < 3 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(later);
+          if (!testing::eventually([&] { return board.returned.load() >= 3; }))
+            return Status(StatusCode::internal, "the others wait on");
           return c.barrier();
         }
         if (c.rank() == 0 && other_thread) {
@@ -479,7 +480,8 @@ TEST_P(Abort, EndsEveryKindOfWaitWithin100Milliseconds) {
         Status status;
         if (world.rank() == 3) {  // gets the error in its next call
           if (!other_thread) abort_when_all_wait();
-          for (int k = 0; k < 3'000 && board.returned.load() < 3; ++k) ::usleep(1000);
+          if (!testing::eventually([&] { return board.returned.load() >= 3; }))
+            return {StatusCode::internal, "the others wait on"};
           // One barrier may succeed, because the peers' part of it has arrived.
           for (int k = 0; k < 2 && status.ok(); ++k) status = c.barrier();
         } else {

@@ -37,6 +37,7 @@
 #include "src/cli/diagnosis.h"
 #include "src/cli/job_view.h"
 #include "src/join/socket.h"
+#include "tests/eventually.h"
 #include "tests/fault/clauses.h"
 #include "tests/fault/victims.h"
 #include "tests/mentions.h"
@@ -231,7 +232,7 @@ TEST(Series, SandboxListsWhatAJobHoldsAndLeaves) {
               },
               {.sandbox = &sandbox});
   ASSERT_TRUE(job.all_joined());
-  for (int k = 0; k < 3000 && job.board().mark_ns.load() == 0; ++k) ::usleep(1000);
+  ASSERT_TRUE(testing::eventually([&] { return job.board().mark_ns.load() != 0; }));
   const auto child = static_cast<pid_t>(job.board().mark_ns.load());
   EXPECT_THAT(sandbox.contents(), ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", job.pid(0))),
                                                    ::testing::HasSubstr(fmt::format("process {}\n", job.pid(1))),

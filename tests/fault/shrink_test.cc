@@ -17,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/eventually.h"
 #include "tests/facts.h"
 #include "tests/fault/clauses.h"
 #include "tests/fault/victims.h"
@@ -98,7 +99,7 @@ TEST_P(Shrink, SurvivorsContinueAfterEachDeath) {
   ASSERT_TRUE(job.all_joined());
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   ::kill(job.pid(1), SIGKILL);
-  for (int k = 0; k < 3000 && job.board().calls.load() < 4; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(testing::eventually([&] { return job.board().calls.load() >= 4; }));
   ::kill(job.pid(4), SIGKILL);
   EXPECT_EQ(job.wait(40 * kSlack, {1, 4}), "");
   expect_ok(job, {1, 4});
@@ -129,12 +130,11 @@ TEST_P(Shrink, DeathDuringLeaveIsReported) {
     return {};
   });
   ASSERT_TRUE(job.all_joined());
-  for (int k = 0; k < 3000 && job.board().calls.load() < 3; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(testing::eventually([&] { return job.board().calls.load() >= 3; }));
   ::kill(job.pid(2), SIGKILL);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   job.board().mark_ns = 1;
-  for (int k = 0; k < 600 && !job.board().ranks[0].ended.load(); ++k)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(testing::eventually([&] { return job.board().ranks[0].ended.load(); }));
   job.board().enough = true;
   EXPECT_EQ(job.wait(40 * kSlack, {2}), "");
   expect_ok(job, {2});
