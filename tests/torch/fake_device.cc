@@ -34,7 +34,7 @@ namespace {
 
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 constexpr std::uint32_t kSeed = 20;
-constexpr int kPoolStreams = 3;
+constexpr int kPoolStreams = 5;
 constexpr unsigned char kFreed = 0xEE, kJunk = 0xA5;
 // No address in user space has this bit.
 constexpr std::uintptr_t kTag = std::uintptr_t{1} << 50;

@@ -25,8 +25,10 @@ using TorchGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 /// A group of `ranks` ranks that meet in `store`.
 inline TorchGroup make_torch_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int ranks) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, ranks);
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                    c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks));
+  const auto backend = c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks);
+  for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+  }
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
   group->setGroupName("test");
   return group;

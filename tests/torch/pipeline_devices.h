@@ -24,31 +24,45 @@ struct DenseUnit final : Unit {
 
 inline at::Tensor square_error(const at::Tensor& output, const at::Tensor& target) { return (output - target).square().mean(); }
 
-/// A step and an evaluation of `ranks` ranks, each on its device. `reference`: the device of the one process.
-inline void check_devices(int ranks, const std::function<at::Device(int rank)>& device_of, at::Device reference) {
+/// 1f1b with four microbatches, and the route of its messages.
+inline PipelineOptions device_options(MessageRoute messages = MessageRoute::host_memory,
+                                      c10::DeviceType cuda_devices = c10::DeviceType::CUDA) {
+  return {
+      .schedule = pipeline::ScheduleKind::one_f_one_b, .microbatches = 4, .messages = messages, .cuda_devices = cuda_devices};
+}
+
+/// Two steps and an evaluation of `ranks` ranks, each on its device, with `chunks` stages each. `reference`: the device of the
+/// one process.
+inline void check_devices(int ranks, const std::function<at::Device(int rank)>& device_of, at::Device reference,
+                          const PipelineOptions& options = device_options(), int chunks = 1) {
   run_ranks(ranks, [&](Communicator& communicator) {
     const int rank = communicator.rank();
-    const auto stage = std::make_shared<DenseUnit>(rank, device_of(rank));
-    PipelineModel model(stage, communicator, {.schedule = pipeline::ScheduleKind::one_f_one_b, .microbatches = 4});
+    const at::Device device = device_of(rank);
+    std::vector<std::shared_ptr<Unit>> stages;
+    for (int chunk = 0; chunk < chunks; ++chunk) stages.push_back(std::make_shared<DenseUnit>(chunk * ranks + rank, device));
+    PipelineModel model(stages, communicator, options);
     ::torch::manual_seed(1);
     const at::Tensor images = ::torch::randn({10, kFeatures});
     const at::Tensor targets = ::torch::randn({10, kFeatures});
-    const StepOutput losses = model.step(images.to(device_of(rank)), targets, square_error);
-    const StepOutput outputs = model.evaluate(images);
-
     OneProcess alone(0);
-    for (int each = 0; each < ranks; ++each) alone.units.push_back(std::make_shared<DenseUnit>(each, reference));
+    for (int each = 0; each < ranks * chunks; ++each) alone.units.push_back(std::make_shared<DenseUnit>(each, reference));
     const auto on_cpu = [](std::vector<at::Tensor> tensors) {
       for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kCPU);
       return tensors;
     };
     const at::Tensor far_images = images.to(reference);
-    check_all_equal(losses.outputs(), on_cpu(alone.step(far_images, targets.to(reference), 4, square_error)), "loss");
+    for (int step = 0; step < 2; ++step) {
+      const StepOutput losses = model.step(images.to(device), targets, square_error);
+      check_all_equal(losses.outputs(), on_cpu(alone.step(far_images, targets.to(reference), 4, square_error)), "loss");
+    }
+    const StepOutput outputs = model.evaluate(images);
     check_all_equal(outputs.outputs(), on_cpu(alone.evaluate(far_images, 4)), "output");
-    const auto wanted = alone.units[static_cast<std::size_t>(rank)]->named_parameters();
-    for (const auto& found : stage->named_parameters()) {
-      check(found.value().grad().device() == device_of(rank), "the gradient is on the stage's device");
-      check_equal(found.value().grad().to(at::kCPU), wanted[found.key()].grad().to(at::kCPU), "gradient of " + found.key());
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const auto wanted = alone.units[static_cast<std::size_t>(chunk * ranks + rank)]->named_parameters();
+      for (const auto& found : stages[static_cast<std::size_t>(chunk)]->named_parameters()) {
+        check(found.value().grad().device() == device, "the gradient is on the stage's device");
+        check_equal(found.value().grad().to(at::kCPU), wanted[found.key()].grad().to(at::kCPU), "gradient of " + found.key());
+      }
     }
   });
 }

@@ -8,6 +8,7 @@
 
 #include "tests/facts.h"
 #include "tests/torch/forked_ranks.h"
+#include "tests/torch/gpu_test.h"
 #include "torch_plugin/parallel/tensor/layer_slices.h"
 
 namespace shoal::parallel {
@@ -93,17 +94,17 @@ void compare(const PairsImpl& found, const PairsImpl& wanted, double tolerance) 
 }
 
 /// Three steps of training of both, compared after each.
-void train_beside_unsplit(const TorchGroup& group, at::ScalarType type, double tolerance) {
+void train_beside_unsplit(const TorchGroup& group, at::ScalarType type, double tolerance, at::Device device = at::kCPU) {
   const auto split = make_pairs(LayerSlices(group));
   const auto whole = make_pairs();
   require(split->linear1->weight.size(0) == 12 / group->getSize(), "linear1 is split");
   compare(*split, *whole, 0);  // the same initial values, bit for bit
-  split->to(type);
-  whole->to(type);
+  split->to(device, type);
+  whole->to(device, type);
   ::torch::optim::SGD split_optimizer(split->parameters(), 0.05);
   ::torch::optim::SGD whole_optimizer(whole->parameters(), 0.05);
   for (int step = 0; step < 3; ++step) {
-    const at::Tensor images = ::torch::randn({4, 3, 6, 6}, type);
+    const at::Tensor images = ::torch::randn({4, 3, 6, 6}, type).to(device);
     at::Tensor input = images.clone().requires_grad_();
     at::Tensor whole_input = images.clone().requires_grad_();
     split_optimizer.zero_grad();
@@ -122,7 +123,7 @@ void train_beside_unsplit(const TorchGroup& group, at::ScalarType type, double t
   split->eval();
   whole->eval();
   const at::NoGradGuard no_grad;
-  const at::Tensor images = ::torch::randn({2, 3, 6, 6}, type);
+  const at::Tensor images = ::torch::randn({2, 3, 6, 6}, type).to(device);
   require((split->forward(images) - whole->forward(images)).abs().max().item<double>() <= tolerance, "the evaluation");
 }
 
@@ -134,6 +135,15 @@ TEST(LayerSlices, TrainingEqualsUnsplitModelInFloat64) {
 
 TEST(LayerSlices, TrainingEqualsUnsplitModelInFloat32) {
   run_torch_ranks(2, [](const TorchGroup& group) { train_beside_unsplit(group, ::torch::kFloat32, 2e-5); });
+}
+
+using LayerSlicesCuda = testing::GpuTest;
+
+TEST_F(LayerSlicesCuda, TrainingEqualsUnsplitModel) {
+  for (const int ranks : {2, 4}) {
+    run_torch_ranks(ranks,
+                    [](const TorchGroup& group) { train_beside_unsplit(group, ::torch::kFloat64, 1e-10, gpu()); });
+  }
 }
 
 // Parameters that are whole stay equal on all ranks because sums have the same bits on all of them.

@@ -15,9 +15,9 @@
 namespace shoal::parallel {
 namespace {
 
-constexpr std::array<std::string_view, 13> kOptionNames{
+constexpr std::array<std::string_view, 14> kOptionNames{
     "schedule",         "microbatches", "chunks",  "active_microbatches", "batch_norm", "loss_reduction", "recompute",
-    "recompute_stages", "seed",         "replica", "first_step",          "timeout",    "stage_times"};
+    "recompute_stages", "seed",         "replica", "first_step",          "timeout",    "stage_times",    "messages"};
 
 constexpr std::int64_t kNoSeed = std::numeric_limits<std::int64_t>::min();
 
@@ -61,6 +61,7 @@ std::string value_text(std::size_t option, std::int64_t value) {
     return value == kNoSeed ? "none" : std::to_string(static_cast<std::uint64_t>(value));
   }
   if (kOptionNames[option] == "timeout") return std::to_string(value) + " ms";
+  if (kOptionNames[option] == "messages") return value == 0 ? "host_memory" : "streams";
   if (kOptionNames[option] == "batch_norm") return std::string(to_string(static_cast<BatchNormStatistics>(value)));
   if (kOptionNames[option] == "recompute") return std::string(to_string(static_cast<pipeline::Recompute>(value)));
   if (kOptionNames[option] == "stage_times" || kOptionNames[option] == "recompute_stages")
@@ -84,7 +85,8 @@ void agree_on_options(Communicator& communicator, const PipelineOptions& options
                  options.replica,
                  options.first_step,
                  options.timeout.count(),
-                 hash_of(options.stage_times)};
+                 hash_of(options.stage_times),
+                 static_cast<std::int64_t>(options.messages)};
   mine.refusal = to_text_field(refusal);
   std::vector<RankOptions> all(static_cast<std::size_t>(communicator.size()));
   CallOptions call;

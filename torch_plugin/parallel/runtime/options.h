@@ -21,6 +21,12 @@ enum class LossReduction : std::uint8_t {
   sum,   ///< each microbatch counts 1
 };
 
+/// How activations and gradients travel between ranks.
+enum class MessageRoute : std::uint8_t {
+  host_memory,  ///< from any device
+  streams,      ///< in the order of streams of CUDA devices, so that the host does not wait for the device
+};
+
 /// Equal on all ranks of the pipeline.
 struct PipelineOptions {
   /// Not zb_h1, whose split backward is simulated only, and not forward_only, which evaluate() takes by itself.
@@ -41,6 +47,8 @@ struct PipelineOptions {
   std::optional<std::uint64_t> seed = std::nullopt;
   std::int64_t replica = 0;     ///< of this pipeline; for `seed`
   std::int64_t first_step = 0;  ///< number of the first step(), where a training goes on; for `seed`
+  MessageRoute messages = MessageRoute::host_memory;
+  c10::DeviceType cuda_devices = c10::DeviceType::CUDA;  ///< whose memory and streams are those of CUDA; tests have another
   /// The most that a rank waits for the header of a step, and the longest time from the header to the end of the step.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
 };

@@ -39,6 +39,24 @@ std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks) {
   return "";
 }
 
+/// Why this rank's messages cannot go by streams, if they should, or "".
+std::string refusal_of_streams(const PipelineOptions& options, at::Device device) {
+  if (options.messages != MessageRoute::streams) return "";
+  if (device.type() != options.cuda_devices) {
+    return c10::str("messages on streams need stages on CUDA devices; these are on ", device, ": move them or use host_memory");
+  }
+  return cuda_available().message();
+}
+
+std::unique_ptr<StageStreams> streams_of(const PipelineOptions& options, Communicator& communicator, at::Device device) {
+  if (options.messages != MessageRoute::streams) return nullptr;
+  try {
+    return std::make_unique<StageStreams>(communicator, device);
+  } catch (const CallError& error) {
+    throw StepError({.rank = communicator.rank(), .action = "making streams for messages"}, error.status());
+  }
+}
+
 std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks, const PipelineOptions& options, int ranks) {
   if (std::string refusal = refusal_of(chunks); !refusal.empty()) return refusal;
   if (options.timeout.count() <= 0) return "a timeout of " + std::to_string(options.timeout.count()) + " ms is not positive";
@@ -47,6 +65,7 @@ std::string refusal_of(const std::vector<std::shared_ptr<Unit>>& chunks, const P
     return "recompute where_needed with recompute_stages of " + std::to_string(options.recompute_stages.size()) +
            " stages; the pipeline has " + std::to_string(stages);
   }
+  if (std::string refusal = refusal_of_streams(options, stage_device(chunks)); !refusal.empty()) return refusal;
   return Programs::check(options, ranks, static_cast<int>(chunks.size())).message();
 }
 
@@ -104,6 +123,7 @@ PipelineModel::PipelineModel(std::vector<std::shared_ptr<Unit>> chunks, Communic
       gradients_(std::move(gradients)),
       programs_(options_, communicator.size(), static_cast<int>(chunks_.size()), communicator.rank()),
       recomputes_(recomputing_chunks(options_, communicator.size(), chunks_.size(), communicator.rank())),
+      streams_(streams_of(options_, communicator, stage_device(chunks_))),
       step_(options_.first_step) {}
 
 StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targets, const Loss& loss) {
@@ -197,6 +217,7 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
                       chunks_,
                       recomputes_,
                       stage_device(chunks_),
+                      streams_.get(),
                       images,
                       targets,
                       header.target,

@@ -42,11 +42,12 @@ namespace shoal::parallel {
 /// error.
 ///
 /// A rank computes on the device of its parameters, all on one, which may be another one on each rank. Activations and
-/// gradients travel through host memory, results are on the CPU; images and targets may be anywhere. Thread rule: one thread.
+/// gradients travel as the option `messages` says, results are on the CPU; images and targets may be anywhere. Thread rule: one
+/// thread.
 class PipelineModel {
  public:
   /// Collective. `communicator` must outlive the object. Throws c10::ValueError with the same text on every rank for wrong or
-  /// different options; the communicator stays open.
+  /// different options; the communicator stays open. Throws StepError where no streams can be made between the devices.
   PipelineModel(std::shared_ptr<Unit> stage, Communicator& communicator, PipelineOptions options);
   /// `chunks`: the stages of this rank, as many on each rank; more than one with the schedule `virtual` only. `gradients`: what
   /// averages them over the replicas of this pipeline in each step(), with the chunks in the same order; null if it has none.
@@ -96,10 +97,11 @@ class PipelineModel {
   const PipelineOptions options_;
   const std::shared_ptr<GradientReduction> gradients_;
   Programs programs_;
-  const std::vector<bool> recomputes_;  // of each chunk: whether it may
-  bool has_warned_ = false;             // of few values in batch normalisations
-  std::int64_t step_;                   // number of the next step()
-  StepHeader layouts_of_;               // the kind of step and image that layouts_ are for
+  const std::vector<bool> recomputes_;           // of each chunk: whether it may
+  const std::unique_ptr<StageStreams> streams_;  // null: messages go through host memory
+  bool has_warned_ = false;                      // of few values in batch normalisations
+  std::int64_t step_;                            // number of the next step()
+  StepHeader layouts_of_;                        // the kind of step and image that layouts_ are for
   CutLayouts layouts_;
   StepDurations durations_;
   std::string failure_;  // the first error; "" = open

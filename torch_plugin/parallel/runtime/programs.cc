@@ -42,7 +42,10 @@ Status Programs::check(const PipelineOptions& options, int ranks, int chunks) {
 }
 
 Programs::Programs(const PipelineOptions& options, int ranks, int chunks, int rank)
-    : shape_(shape_of(options, ranks, chunks)), times_(times_or_equal(options, shape_.stages())), rank_(rank) {}
+    : shape_(shape_of(options, ranks, chunks)),
+      times_(times_or_equal(options, shape_.stages())),
+      rank_(rank),
+      pairs_in_order_(options.messages == MessageRoute::streams) {}
 
 const Actions& Programs::training(int microbatches) {
   if (const auto known = training_.find(microbatches); known != training_.end()) return known->second;
@@ -52,7 +55,9 @@ const Actions& Programs::training(int microbatches) {
   const int step = shape.kind == ScheduleKind::virtual_stages ? shape.ranks : 1;
   shape.microbatches = (microbatches + step - 1) / step * step;
   const Result<pipeline::PipelineSchedule> schedule = pipeline::make_schedule(shape, times_);
-  const Status status = schedule.ok() ? pipeline::to_status(pipeline::verify(*schedule)) : schedule.status();
+  pipeline::VerifyOptions proof;
+  proof.pairs_in_order = pairs_in_order_;
+  const Status status = schedule.ok() ? pipeline::to_status(pipeline::verify(*schedule, proof)) : schedule.status();
   if (!status.ok())
     throw std::logic_error("schedule of " + std::to_string(microbatches) + " microbatches: " + status.message());
   Actions actions = schedule->ranks[static_cast<std::size_t>(rank_)];

@@ -10,7 +10,8 @@
 
 namespace shoal::parallel {
 
-/// Makes, proves (by pipeline::verify()) and keeps the actions of a rank. Thread rule: one thread.
+/// Makes, proves (by pipeline::verify(), for the route of the messages) and keeps the actions of a rank. Thread rule: one
+/// thread.
 class Programs {
  public:
   /// Precondition: check().
@@ -31,6 +32,7 @@ class Programs {
   pipeline::Shape shape_;
   pipeline::StageTimes times_;
   int rank_;
+  bool pairs_in_order_;  // messages on streams have no tags
   std::map<int, pipeline::Actions> training_;
   std::map<int, pipeline::Actions> evaluation_;
 };

@@ -12,7 +12,9 @@
 #include <shoal/communicator.h>
 
 #include "src/pipeline/action.h"
+#include "torch_plugin/parallel/runtime/message_end.h"
 #include "torch_plugin/parallel/runtime/microbatches.h"
+#include "torch_plugin/parallel/runtime/stage_streams.h"
 #include "torch_plugin/parallel/runtime/tensor_layout.h"
 
 namespace shoal::parallel {
@@ -25,15 +27,18 @@ using CutLayouts = std::map<int, TensorLayout>;
 /// its tensor until it has ended. Messages are told apart by tags, so that no order between cuts matters: schedules that are
 /// proven with SendRule::returns_at_once cannot deadlock.
 ///
+/// With `streams`, activations and gradients are in device memory and travel in the order of streams, so the host does not wait
+/// for the device; schedules need VerifyOptions::pairs_in_order. Labels and layouts always go through host memory.
+///
 /// Errors of calls are thrown as CallError. The communicator must be closed before an object is destroyed without finish():
 /// the destructor waits for the calls in flight. Thread rule: one thread.
 class StepMessages {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  /// `actions`, `microbatches` and `layouts` must outlive the object.
-  StepMessages(Communicator& communicator, const pipeline::Shape& shape, const Microbatches& microbatches,
-               const pipeline::Actions& actions, CutLayouts& layouts, Deadline deadline);
+  /// `actions`, `microbatches`, `layouts` and `streams`, which may be null, must outlive the object.
+  StepMessages(Communicator& communicator, StageStreams* streams, const pipeline::Shape& shape,
+               const Microbatches& microbatches, const pipeline::Actions& actions, CutLayouts& layouts, Deadline deadline);
   ~StepMessages();
   StepMessages(const StepMessages&) = delete;
   StepMessages& operator=(const StepMessages&) = delete;
@@ -51,19 +56,21 @@ class StepMessages {
   void send(const pipeline::Action& action, const at::Tensor& tensor);
   /// Frees the tensors of sends that have ended.
   void release_sent();
-  /// Waits for all sends.
+  /// Waits for all sends, and on streams for all receives.
   void finish();
+  /// That of the streams; without them ok.
+  [[nodiscard]] Status status() const { return streams_ == nullptr ? Status() : streams_->status(); }
 
  private:
   static constexpr std::size_t kWindow = 2;
 
   struct Transfer {
     at::Tensor tensor;
-    Work work;
+    MessageEnd end;
   };
   struct Announcement {  // the layout of a cut, on its way
     TensorLayout layout;
-    Work work;
+    MessageEnd end;
   };
   /// The receives of one kind.
   struct Incoming {
@@ -74,15 +81,17 @@ class StepMessages {
 
   [[nodiscard]] static int cut_of(const pipeline::Action& action);
   [[nodiscard]] int tag_of(int kind, int microbatch, int cut) const;
-  [[nodiscard]] CallOptions call_options() const;
+  [[nodiscard]] std::chrono::milliseconds time_left() const;
   [[nodiscard]] Incoming& incoming(const pipeline::Action& action);
-  void start_send(const void* data, std::size_t bytes, at::Tensor owner, int peer, int tag);
-  Work start_receive(void* data, std::size_t bytes, int peer, int tag);
+  [[nodiscard]] at::Device memory() const { return streams_ == nullptr ? at::Device(at::kCPU) : streams_->device(); }
+  void start_send(const at::Tensor& tensor, int peer, int tag);
+  MessageEnd start_receive(void* data, std::size_t bytes, int peer, int tag);
   void announce(int cut, const TensorLayout& layout, int peer);
   void learn(int cut);
   void post_ahead();
 
   Communicator& communicator_;
+  StageStreams* const streams_;
   const pipeline::Shape& shape_;
   const Microbatches& microbatches_;
   const pipeline::Actions& actions_;
@@ -91,6 +100,7 @@ class StepMessages {
   std::array<Incoming, 2> incoming_;           // activations, gradients
   std::map<int, Announcement> announcements_;  // to this rank, by cut
   std::deque<Transfer> sends_;
+  std::deque<MessageEnd> taken_;  // receives on streams that the host has not seen end
   std::optional<Transfer> labels_;
 };
 

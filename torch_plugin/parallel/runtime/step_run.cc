@@ -52,14 +52,16 @@ StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& l
     : communicator_(communicator),
       task_(task),
       most_held_(pipeline::most_held_by_stage(task.shape, {task.actions})),
-      messages_(communicator, task.shape, task.microbatches, task.actions, layouts, deadline),
+      messages_(communicator, task.streams, task.shape, task.microbatches, task.actions, layouts, deadline),
       place_{.rank = communicator.rank(), .action = "start of the step"} {}
 
 std::vector<at::Tensor> StepRun::run() {
   try {
     run_all();
   } catch (...) {
-    const StepError error(place_, status_of_current_exception());
+    // Streams that have failed go on with undefined values, of which the exception may tell.
+    const Status streams = messages_.status();
+    const StepError error(place_, streams.ok() ? status_of_current_exception() : streams);
     communicator_.abort(error.what());  // does nothing where an error of a call has closed it
     if (task_.gradients != nullptr) task_.gradients->abort(error.what());
     throw error;
@@ -88,9 +90,10 @@ void StepRun::run_all() {
     set_place(action);
     messages_.release_sent();
     throw_unless_ok(communicator_.status());  // a failure elsewhere ends this rank before it computes on
+    throw_unless_ok(messages_.status());
     run_action(action);
   }
-  place_ = {.rank = place_.rank, .action = "waiting for the sends of the step"};
+  place_ = {.rank = place_.rank, .action = "waiting for the messages of the step"};
   messages_.finish();
   if (task_.gradients != nullptr) {
     place_.action = "reducing the gradients over the replicas";

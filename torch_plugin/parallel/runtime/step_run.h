@@ -37,7 +37,8 @@ struct StepTask {
   const pipeline::Actions& actions;                  ///< of this rank
   const std::vector<std::shared_ptr<Unit>>& chunks;  ///< stage s is chunk s / ranks
   const std::vector<bool>& recomputes;               ///< of each chunk, whether it may run forward again in the backward
-  at::Device device;                                 ///< where the stages compute; messages are in host memory
+  at::Device device;                                 ///< where the stages compute
+  StageStreams* streams;                             ///< of the messages; null: they are in host memory
   at::Tensor images;                                 ///< on rank 0
   at::Tensor targets;                                ///< on rank 0
   TensorLayout target_layout;                        ///< on all ranks

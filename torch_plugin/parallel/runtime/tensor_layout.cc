@@ -5,10 +5,10 @@
 
 namespace shoal::parallel {
 
-at::Tensor TensorLayout::allocate(std::int64_t images) const {
+at::Tensor TensorLayout::allocate(std::int64_t images, at::Device device) const {
   std::vector<std::int64_t> shape{images};
   shape.insert(shape.end(), sizes.begin(), sizes.begin() + dimensions);
-  return at::empty(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type)), format());
+  return at::empty(shape, at::TensorOptions(device).dtype(static_cast<at::ScalarType>(scalar_type)), format());
 }
 
 std::string TensorLayout::to_string() const {

@@ -23,7 +23,7 @@ struct TensorLayout {
   [[nodiscard]] bool is_tensor() const { return scalar_type >= 0; }
   [[nodiscard]] at::MemoryFormat format() const { return static_cast<at::MemoryFormat>(memory_format); }
   /// Uninitialized memory for `images` images.
-  [[nodiscard]] at::Tensor allocate(std::int64_t images) const;
+  [[nodiscard]] at::Tensor allocate(std::int64_t images, at::Device device = at::kCPU) const;
   /// "float32 [images, 3, 32, 32]", for messages.
   [[nodiscard]] std::string to_string() const;
 };
