@@ -8,7 +8,8 @@ namespace {
 class PipelineCuda : public testing::GpuTest {
  protected:
   static void check(int ranks, const PipelineOptions& options, int chunks = 1) {
-    check_devices(ranks, [](int) { return gpu(); }, gpu(), options, chunks);
+    check_devices(
+        ranks, [](int) { return gpu(); }, gpu(), options, chunks);
   }
 };
 

@@ -141,8 +141,7 @@ using LayerSlicesCuda = testing::GpuTest;
 
 TEST_F(LayerSlicesCuda, TrainingEqualsUnsplitModel) {
   for (const int ranks : {2, 4}) {
-    run_torch_ranks(ranks,
-                    [](const TorchGroup& group) { train_beside_unsplit(group, ::torch::kFloat64, 1e-10, gpu()); });
+    run_torch_ranks(ranks, [](const TorchGroup& group) { train_beside_unsplit(group, ::torch::kFloat64, 1e-10, gpu()); });
   }
 }
 
