@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 namespace shoal {
 namespace {
 
@@ -133,7 +135,7 @@ Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_
 
   job.id = job_folder_name(header->job_id);
   job.name = text_of(header->job);
-  job.ranks = std::clamp(header->ranks, 0, 1 << 20);
+  job.ranks = std::clamp(header->ranks, 0, kMaxJobRanks);
   job.started_ns = header->system_ns;
   job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, nullptr));
   const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kFlightRecordMembers);

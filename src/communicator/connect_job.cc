@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <shoal/limits.h>
-
 #include "src/algorithms/algorithm.h"
 #include "src/base/deadline.h"
 #include "src/base/text.h"
@@ -36,8 +34,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-static_assert(shm::kMaxRanks == kMaxHostRanks, "transports do not include the public limits");
 
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kNetworkTileBytes = 256 << 10;

@@ -161,7 +161,7 @@ TEST(DetectLaunch, InvalidValuesAreNamed) {
       expect_refused(with(base, {{rank, value}}), {rank, value, "0", last});
     }
     for (const char* value : {"0", "-4", "many", "65537", "99999999999"}) {
-      expect_refused(with(base, {{size, value}}), {size, value, "1", "16384"});
+      expect_refused(with(base, {{size, value}}), {size, value, "1", "65536"});
     }
   }
   expect_refused(without(kShoalRun, "SHOAL_SIZE"), {"shoal run", "SHOAL_SIZE"});

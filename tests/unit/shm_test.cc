@@ -16,8 +16,12 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include <shoal/limits.h>
 
 #include "src/base/descriptor.h"
 #include "src/trust/refusals.h"
@@ -163,6 +167,15 @@ TEST(Shm, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(message({.tile_bytes = std::size_t{65} << 20}), HasSubstr("tile_bytes"));
   EXPECT_THAT(message({.slots = 1}), HasSubstr("slots 1"));
   EXPECT_THAT(message({.window_bytes = std::size_t{2} << 30}), HasSubstr("window_bytes"));
+}
+
+TEST(Shm, MoreRanksThanAHostMayHaveAreRefused) {
+  std::vector<int> peers(kMaxHostRanks);
+  std::iota(peers.begin(), peers.end(), 1);
+  const Links links = make({.rank = 0})->connect(peers, std::vector<std::string>(peers.size(), "x"), in_seconds(0));
+  ASSERT_FALSE(links.ok());
+  EXPECT_EQ(links.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(links.status().message(), Mentions(std::to_string(kMaxHostRanks + 1), std::to_string(kMaxHostRanks)));
 }
 
 TEST(Shm, BothRanksNameDifferentSettings) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include <shoal/limits.h>
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
@@ -23,8 +24,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 7;
-inline constexpr int kMaxRanks = 1024;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 
 /// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
 struct SegmentHeader {
@@ -41,7 +41,7 @@ struct SegmentHeader {
 };
 
 /// A bit for each rank, by position.
-using RankBits = std::array<std::atomic<std::uint64_t>, kMaxRanks / 64>;
+using RankBits = std::array<std::atomic<std::uint64_t>, kMaxHostRanks / 64>;
 
 /// What a rank says of itself. Written by it before it is ready, then only read.
 struct RankCard {

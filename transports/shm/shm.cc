@@ -259,10 +259,10 @@ class ShmTransport final : public Transport {
       return {StatusCode::invalid_argument, "shm: connect() got " + std::to_string(peers.size()) + " peers but " +
                                                 std::to_string(addresses.size()) + " addresses"};
     }
-    if (peers.size() >= static_cast<std::size_t>(kMaxRanks)) {
+    if (peers.size() >= static_cast<std::size_t>(kMaxHostRanks)) {
       return {StatusCode::invalid_argument, "shm: a group of " + std::to_string(peers.size() + 1) +
-                                                " ranks is larger than the " + std::to_string(kMaxRanks) +
-                                                " that share memory"};
+                                                " ranks is larger than the " + std::to_string(kMaxHostRanks) +
+                                                " that can share memory (shoal/limits.h)"};
     }
     ranks_.assign(peers.begin(), peers.end());
     ranks_.push_back(options_.rank);

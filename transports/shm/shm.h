@@ -24,9 +24,9 @@ struct ShmOptions {
 /// Makes the transport of this rank. The memory is an unnamed file (memfd). The lowest rank of the group creates it when all
 /// ranks have joined, and passes it over a Unix socket. So neither the size of /dev/shm nor leftovers of dead jobs matter.
 ///
-/// The group may have up to 1024 ranks, all of one user, on one host and in one network namespace (abstract Unix sockets).
-/// Thread rule: that of Transport.
-/// Errors: invalid_argument for options out of range; system_error when descriptors run out.
+/// The group may have up to kMaxHostRanks ranks, all of one user, on one host and in one network namespace (abstract Unix
+/// sockets). Thread rule: that of Transport. Errors: invalid_argument for options out of range; system_error when descriptors
+/// run out.
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 
 /// Whether peers learn of the end of this process, however it ends: not where the system or a sandbox gives it no pidfd.
