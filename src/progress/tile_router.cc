@@ -163,8 +163,8 @@ void TileRouter::spill(Wire& wire, BoundNumber& bound, const Arrival& arrival) {
 }
 
 void TileRouter::on_control(Wire& wire, const TileHeader& header) {
-  const auto what = static_cast<LinkControl>(header.edge & ((1U << kLinkControlBits) - 1));
-  if (what == LinkControl::bind) return on_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kLinkControlBits});
+  const LinkControl what = link_control_in(header);
+  if (what == LinkControl::bind) return on_bind(wire, header.sequence, name_in(header));
   if (what == LinkControl::unbind) return on_unbind(wire, header.sequence);
   ProgressClient* client = clients_.find(header.sequence);
   if (client == nullptr) return;
@@ -238,8 +238,7 @@ void TileRouter::drop_spills(Wire& wire, std::uint32_t number) {
 }
 
 bool TileRouter::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
-  const std::uint32_t what = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kLinkControlBits;
-  if (!wire.link->try_send({kControlTile, number, what, 0, name.key}, {})) return false;
+  if (!wire.link->try_send(bind_header(number, name), {})) return false;
   ++wire.taken;
   return true;
 }
