@@ -444,10 +444,14 @@ TEST(Shm, LinksMayOutliveTheirTransport) {
 }
 
 TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
-  for (const std::size_t ranks : {1, 2, 3, 8}) {
+  for (const std::size_t ranks : {1, 2, 3, 8, 600}) {
     const shm::SegmentLayout layout{ranks, {1000, 3}, 4096};
     EXPECT_GE(layout.block_offset(0), sizeof(shm::SegmentHeader));
-    EXPECT_GE(layout.window_offset(0), layout.block_offset(ranks - 1) + sizeof(shm::RankBlock));
+    EXPECT_EQ(layout.set_bytes(), ranks <= 512 ? 64U : 128U) << "grows with the ranks";
+    EXPECT_EQ(layout.polls_offset(0), layout.block_offset(0) + sizeof(shm::RankBlock));
+    EXPECT_EQ(layout.rang_offset(0), layout.polls_offset(0) + layout.set_bytes());
+    EXPECT_EQ(layout.block_offset(1), layout.rang_offset(0) + layout.set_bytes());
+    EXPECT_GE(layout.window_offset(0), layout.block_offset(ranks));
     std::size_t end = layout.window_offset(ranks - 1) + layout.window_bytes;
     for (std::size_t from = 0; from < ranks; ++from) {
       for (std::size_t to = 0; to < ranks; ++to) {

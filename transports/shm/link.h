@@ -46,6 +46,7 @@ struct Session {
   std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none
   std::size_t readers = 0;        ///< so many ranks, by position, are known to be able to map the arenas of their peers
   std::vector<ShmLink*> links;    ///< links that exist
+  std::size_t position = 0;       ///< of this rank
   RankBlock* own = nullptr;       ///< of this rank
   std::vector<ShmLink*> polled;   ///< of them, those whose rings progress() looks at
   std::vector<ShmLink*> active;   ///< since the last take_active()
@@ -59,6 +60,7 @@ struct Session {
     while (readers < ranks && group.segment.block(readers).reads_arenas.load(std::memory_order_relaxed) != 0) ++readers;
     return readers == ranks;
   }
+  [[nodiscard]] RankBits polls() const noexcept { return group.segment.polls(position); }
   void poll(ShmLink& link);
   void begin_polling(ShmLink& link);
   void poll_those_that_rang();
@@ -77,7 +79,7 @@ class ShmLink final : public Link {
         sender_(segment().ring(own_position, position), segment().layout().ring),
         receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
         own_position_(own_position),
-        doorbell_(segment().block(position), own_position),
+        doorbell_(segment(), position, own_position),
         peer_block_(segment().block(position)) {
     session_->links.push_back(this);
   }
@@ -198,13 +200,13 @@ inline void Session::poll(ShmLink& link) {
 
 [[gnu::noinline]] inline void Session::begin_polling(ShmLink& link) {
   link.polled = true;
-  start_polling(*own, link.position());
+  start_polling(polls(), link.position());
   polled.push_back(&link);
 }
 
 [[gnu::noinline]] inline void Session::poll_those_that_rang() {
-  answer_doorbells(*own, group.segment.layout().ranks, [this](std::size_t position) {
-    const auto found = std::ranges::find(links, position, &ShmLink::position);
+  answer_doorbells(*own, group.segment.rang(position), group.segment.layout().ranks, [this](std::size_t sender) {
+    const auto found = std::ranges::find(links, sender, &ShmLink::position);
     if (found != links.end()) poll(**found);
   });
 }
@@ -213,9 +215,9 @@ inline void Session::poll(ShmLink& link) {
   if (++calls % kUnusedCalls != 0) return;
   std::erase_if(polled, [this](ShmLink* link) {
     if (std::exchange(link->used, false) || link->is_used_by_sender()) return false;
-    stop_polling(*own, link->position());
+    stop_polling(polls(), link->position());
     link->polled = link->news_before_sleep();
-    if (link->polled) start_polling(*own, link->position());
+    if (link->polled) start_polling(polls(), link->position());
     return !link->polled;
   });
 }

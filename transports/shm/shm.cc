@@ -83,6 +83,7 @@ class ShmTransport final : public Transport {
     listener_ = Listener();                  // no more connections are expected
     session_ = std::make_shared<Session>(std::move(bell_));
     session_->group = std::move(group).value();
+    session_->position = position_;
     session_->own = &segment().block(position_);
     watch_peers();
     prepare_arenas();
