@@ -12,6 +12,7 @@
 #include "src/algorithms/algorithm.h"
 #include "src/base/deadline.h"
 #include "src/base/text.h"
+#include "src/communicator/link_room.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/join/socket.h"
@@ -133,6 +134,9 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
   if (Status status = choose_protection(options, config); !status.ok()) return status;
+  const auto link_memory = bytes_setting("SHOAL_LINK_MEMORY", kLeastLinkMemory, kMostLinkMemory);
+  if (!link_memory.ok()) return link_memory.status();
+  config.link_memory_bytes = *link_memory;
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 2);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy > 0;
@@ -141,7 +145,7 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   config.network_tile_bytes = kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);
-    if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
+    if (!tile.ok() || *tile < kLeastTileBytes || *tile > (8 << 20) || *tile % kLeastTileBytes != 0) {
       return Status(StatusCode::invalid_argument,
                     fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", wanted));
     }
@@ -166,10 +170,6 @@ Topology topology_from(const std::vector<std::string>& identities) {
   }
   return topology;
 }
-
-// Makes rings larger than a core's second-level cache: a slot that the peer's cache still holds is slow to write again. With
-// many peers, other traffic evicts the slots, so that smaller rings suffice and save memory.
-int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / peers), 4, 16); }
 
 // A transport during set-up, and the peers that it connects.
 struct TransportSetup {
@@ -418,6 +418,10 @@ class JobStart {
       masks_.push_back(host[1]);
     }
     parts_.topology = topology_from(identities);
+    // By the largest host: the ranks of a group must have the same tiles.
+    if (config().use_shm)
+      decision_.config.tile_bytes =
+          tile_that_fits(config().tile_bytes, most_ranks_of_a_node(parts_.topology), config().link_memory_bytes);
     local_control_ = config().use_shm && std::ranges::all_of(parts_.topology.ranks_of_node(node()), [&](int local) {
                        return !(*hosts)[static_cast<std::size_t>(local)][2].empty();
                      });
@@ -504,6 +508,7 @@ class JobStart {
       options.job_id = config().job_id;
       options.tile_bytes = config().tile_bytes;
       options.slots = ring_slots(opened_.shm.peers.size());
+      options.link_memory_bytes = config().link_memory_bytes;
       options.single_copy = config().single_copy;
       auto made = make_shm_transport(options);
       if (!made.ok()) return made.status();

@@ -8,6 +8,7 @@
 #include <shoal/shoal.h>
 
 #include "src/base/printable.h"
+#include "src/communicator/link_room.h"
 
 namespace shoal {
 namespace {
@@ -87,6 +88,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"network", static_cast<std::uint8_t>(config.network)},
               {"tile_bytes", config.tile_bytes},
               {"network_tile_bytes", config.network_tile_bytes},
+              {"link_memory_bytes", config.link_memory_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
               {"integrity", static_cast<std::uint8_t>(config.integrity)},
               {"compression", static_cast<std::uint8_t>(config.compression)},
@@ -114,8 +116,9 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.algorithm = read.text("algorithm", kLongestName);
   config.use_shm = read.flag("use_shm");
   config.network = static_cast<Network>(read.number("network", 0, static_cast<std::uint64_t>(Network::ucx)));
-  config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
+  config.tile_bytes = read.number("tile_bytes", kLeastTileBytes, 8 << 20);
   config.network_tile_bytes = read.number("network_tile_bytes", config.tile_bytes, 8 << 20);
+  config.link_memory_bytes = read.number("link_memory_bytes", kLeastLinkMemory, kMostLinkMemory);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
   config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
   config.compression =

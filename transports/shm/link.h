@@ -17,6 +17,7 @@
 #include "transports/shm/arena_view.h"
 #include "transports/shm/bell.h"
 #include "transports/shm/doorbells.h"
+#include "transports/shm/link_memory.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
@@ -37,10 +38,14 @@ class ShmLink;
 
 /// State that a transport shares with its links, so that either may be destroyed first.
 struct Session {
-  explicit Session(Bell own) : bell(std::move(own)) {}
+  Session(Group joined, Bell own, std::size_t link_memory_bytes)
+      : group(std::move(joined)),
+        bell(std::move(own)),
+        link_memory(link_memory_bytes, group.segment.layout().ranks - 1, group.segment.layout().ring) {}
 
   Group group;
   Bell bell;                      ///< of this rank
+  LinkMemory link_memory;         ///< of the rings into which this rank sends
   const Arena* arena = nullptr;   ///< of this process
   Descriptor reserve;             ///< for mapping an arena where the process has no other one left
   std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none
@@ -76,7 +81,7 @@ class ShmLink final : public Link {
         peer_(peer),
         position_(position),
         tile_bytes_(segment().layout().ring.tile_bytes),
-        sender_(segment().ring(own_position, position), segment().layout().ring),
+        sender_(segment().ring(own_position, position), segment().layout().ring, &session_->link_memory),
         receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
         own_position_(own_position),
         doorbell_(segment(), position, own_position),
@@ -158,7 +163,8 @@ class ShmLink final : public Link {
       return true;
     }
     fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
-         std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
+         std::to_string(tile_bytes_) +
+         " bytes of a slot, outside its arena, or in a ring of another size; its memory is corrupt");
     return true;
   }
   [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }

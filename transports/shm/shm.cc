@@ -81,8 +81,7 @@ class ShmTransport final : public Transport {
     }();
     if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
     listener_ = Listener();                  // no more connections are expected
-    session_ = std::make_shared<Session>(std::move(bell_));
-    session_->group = std::move(group).value();
+    session_ = std::make_shared<Session>(std::move(group).value(), std::move(bell_), options_.link_memory_bytes);
     session_->position = position_;
     session_->own = &segment().block(position_);
     watch_peers();
@@ -245,12 +244,12 @@ class ShmTransport final : public Transport {
     session_->ended.clear();
   }
 
-  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory and
-  /// of that for notices.
+  /// This rank's share of the segment: the rings into which it sends when all are in use, its own window, and its part of the
+  /// common memory and of that for notices.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
-    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
-           SegmentLayout::kCommonBytesPerRank + SegmentLayout::kNoticeBytesPerRank;
+    return session_->link_memory.most_bytes() + segment().layout().window_bytes + SegmentLayout::kCommonBytesPerRank +
+           SegmentLayout::kNoticeBytesPerRank;
   }
 
  private:

@@ -14,9 +14,11 @@ namespace shoal {
 /// Options of one rank. Everything but `rank` must be the same on all ranks of the group; connect() checks it.
 struct ShmOptions {
   int rank = 0;
-  std::uint64_t job_id = 0;               ///< ranks of another job are refused
-  std::size_t tile_bytes = 64 * 1024;     ///< largest payload of a tile: 1 byte .. 64 MiB
-  int slots = 16;                         ///< tiles that fit between a sender and a receiver: 2 .. 4096
+  std::uint64_t job_id = 0;            ///< ranks of another job are refused
+  std::size_t tile_bytes = 64 * 1024;  ///< largest payload of a tile: 1 byte .. 64 MiB
+  int slots = 16;                      ///< tiles that fit between a sender and a receiver: 2 .. 4096
+  /// Limit on the rings into which this rank sends. Beyond it a ring has two slots. May differ.
+  std::size_t link_memory_bytes = std::size_t{256} << 20;
   std::size_t window_bytes = 200 * 1024;  ///< shared_window() of each rank, rounded up to a page; 0 = none; at most 1 GiB
   bool single_copy = true;  ///< copy straight between the memories of processes where the system permits it; may differ
 };
