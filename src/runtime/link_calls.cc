@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr std::size_t kTilesInFlight = 64;        // whose memory one link may still need; beyond, the queue grows once
+constexpr std::size_t kCallsInFlight = 8;         // for which that queue has room from the first of them on
 constexpr int kTilesPerPass = 16;                 // sent on one link before arrived tiles are handled
 constexpr auto kSignatureWait = std::chrono::milliseconds(1);
 
@@ -113,8 +114,10 @@ void LinkCalls::start(Operation* operation) {
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
     if (operation->plan->links[i].speaks) {
-      // Allocates when the link is first used: a rank may have thousands of peers and use a few.
-      if (state.outstanding.empty()) state.outstanding.reserve(kTilesInFlight);
+      // Allocates when the link is first used, or for more tiles than before: a rank may have thousands of links that carry a
+      // tile in each call.
+      if (state.outstanding.empty())
+        state.outstanding.reserve(std::min(kTilesInFlight, kCallsInFlight * operation->plan->links[i].tiles));
       state.senders.push({operation, i});
     }
     if (operation->plan->links[i].hears) state.receivers.push({operation, i});
