@@ -108,10 +108,11 @@ class TcpTransport final : public Transport {
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
-      auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                                {options_.tile_bytes, options_.tiles_per_socket, options_.sockets_per_peer,
-                                 options_.integrity && !options_.encryption, !options_.rails.empty(), options_.lend_from_bytes,
-                                 options_.packing, options_.lost_after});
+      auto link =
+          TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
+                        {options_.tile_bytes, tiles_with_room(options_.tiles_per_socket, options_.tile_bytes, links.size()),
+                         options_.sockets_per_peer, options_.integrity && !options_.encryption, !options_.rails.empty(),
+                         options_.lend_from_bytes, options_.packing, options_.lost_after});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }
@@ -184,8 +185,8 @@ Status check(const TcpOptions& options) {
                            std::chrono::duration<double>(options.lost_after).count(), kMinLostAfter.count(),
                            std::chrono::seconds(kMaxLostAfter).count()));
   }
-  if (options.tiles_per_socket < 2 || options.tiles_per_socket > 64) {
-    return bad(fmt::format("room for {} tiles per socket; 2 to 64 are possible", options.tiles_per_socket));
+  if (options.tiles_per_socket < 1 || options.tiles_per_socket > 64) {
+    return bad(fmt::format("room for {} tiles per socket; 1 to 64 are possible", options.tiles_per_socket));
   }
   return {};
 }
