@@ -170,6 +170,7 @@ void StoreRelay::take_values(std::string_view answer) {
   over_ = complete.last;  // rank 0 waits for the end of the connection
   settled_ = true;
   stopping_ = false;
+  sent_.clear();
   expected_ = 0;
   due_ = Clock::time_point::max();
   StoreSession::complete_step(table_, number_);

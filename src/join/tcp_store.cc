@@ -68,7 +68,7 @@ class TcpStore final : public Store {
       return {StatusCode::invalid_argument,
               fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
     }
-    if (TcpStore* const direct = direct_for(key); direct != nullptr) return lost_.ok() ? direct->set(key, value) : lost_;
+    if (TcpStore* const direct = direct_for(key); direct != nullptr) return direct->set(key, value);
     const auto deadline = in_time();
     Status status = connect(deadline);
     if (status.ok()) status = connection_->tell(key, value, deadline);
@@ -193,7 +193,6 @@ class TcpStore final : public Store {
     if (key.size() > kMaxStoreKeyBytes) {
       return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
     }
-    if (kept_by_ && !lost_.ok()) return lost_;
     if (TcpStore* const direct = direct_for(key); direct != nullptr) return direct->ask(rank, key, deadline);
     const Status status = connect(deadline);
     if (!status.ok()) return explain(status, quoted(key));
@@ -203,12 +202,14 @@ class TcpStore final : public Store {
     return std::move(value->value);
   }
 
-  /// A keeper passes on steps and kGivenUp. Other values are few: they need a connection to rank 0's store.
+  /// A keeper passes on steps and kGivenUp. Other values are few, as those after the keeper's death: they take a connection to
+  /// rank 0's store.
   TcpStore* direct_for(std::string_view key) {
-    if (!kept_by_ || key == kGivenUp) return nullptr;
+    if (!kept_by_ || (key == kGivenUp && lost_.ok())) return nullptr;
     if (direct_ == nullptr) {
       direct_ = std::make_unique<TcpStore>(nullptr, address_);
       direct_->reached_ = true;
+      if (store_has_ended_) direct_->lost_ = lost_;
     }
     return direct_.get();
   }
@@ -218,11 +219,16 @@ class TcpStore final : public Store {
     if (news.given_up) return {StatusCode::aborted, news.value};
     if (news.died == kStoreNoRank) return {};
     Status death = death_of(static_cast<int>(news.died));
-    if (news.died == 0 && kept_by_) lost_ = death;  // the store has ended with rank 0
+    if (kept_by_ && news.died == 0) lost_to(death, 0);
     return death;
   }
   [[nodiscard]] Status death_of(int rank) const {
     return {StatusCode::peer_failed, fmt::format("rank {} died, or lost its connection to rank 0's store at {}", rank, where_)};
+  }
+  /// No later call gets through to the keeper, nor to the store if rank 0 has died.
+  void lost_to(const Status& death, int rank) {
+    lost_ = death;
+    store_has_ended_ = rank == 0;
   }
 
   // A late answer would be taken for the answer to the next request, so a call that has failed ends the connection. After a
@@ -232,7 +238,10 @@ class TcpStore final : public Store {
     const bool comes_again = status.code() == StatusCode::timeout;
     if (comes_again && member_ && connection_) static_cast<void>(connection_->leave(Clock::now()));
     connection_.reset();
-    if (kept_by_ && status.code() == StatusCode::peer_failed) return lost_ = death_of(kept_by_->rank);
+    if (kept_by_ && status.code() == StatusCode::peer_failed) {
+      if (lost_.ok()) lost_to(death_of(kept_by_->rank), kept_by_->rank);
+      return lost_;
+    }
     if (!comes_again) lost_ = status;
     return {status.code(), fmt::format("rank 0's store at {}, {}: {}", where_, what, status.message())};
   }
@@ -251,6 +260,7 @@ class TcpStore final : public Store {
   std::optional<StoreMember> member_;  // this process, while it has entered
   std::uint64_t client_ = random_number();
   bool reached_ = false;
+  bool store_has_ended_ = false;  // with rank 0, as a keeper has reported
   Status lost_;
 };
 

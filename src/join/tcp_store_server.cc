@@ -136,7 +136,10 @@ std::uint64_t TcpStoreServer::requests() const {
 
 void TcpStoreServer::serve() {
   std::array<epoll_event, 64> events;
-  send_to_store();
+  {
+    const std::lock_guard<std::mutex> lock(table_mutex_);
+    send_to_store();  // nothing yet: it watches the connection
+  }
   while (!over_) {
     const bool paused = Clock::now() < admission_.accept_again();
     listen(!paused);

@@ -42,9 +42,9 @@ class Keeper : public ::testing::Test {
     return make_tcp_store(address_, ranks.rank == 0, ranks, true, in(time_limit));
   }
   /// Each store is that of the next rank of one host.
-  [[nodiscard]] StoreFactory factory() {
-    return [this] {
-      auto store = open({next_, 6, next_, 6});
+  [[nodiscard]] StoreFactory factory(int size = 6) {
+    return [this, size] {
+      auto store = open({next_, size, next_, size});
       ++next_;
       EXPECT_TRUE(store.ok()) << store.status().to_string();
       return store.ok() ? std::move(*store) : nullptr;
@@ -61,7 +61,7 @@ TEST_F(Keeper, RanksExchangeAndNameMissingRank) { expect_exchange_and_missing_ra
 TEST_F(Keeper, StepsBringAllValues) { expect_steps_to_bring_all_values(factory()); }
 TEST_F(Keeper, AbortReachesAllRanks) { expect_abort_to_reach_all_ranks(factory()); }
 TEST_F(Keeper, LossReportsItsRootCause) { expect_loss_to_report_its_root_cause(factory()); }
-TEST_F(Keeper, RankThatEndsBetweenStepsIsNamed) { expect_rank_that_ends_between_steps_to_be_named(factory()); }
+TEST_F(Keeper, RankThatEndsBetweenStepsIsNamed) { expect_rank_that_ends_between_steps_to_be_named(factory(3)); }
 
 /// Calls `body(rank)` in a thread for each rank.
 void in_threads(const std::vector<int>& ranks, const std::function<void(int)>& body) {
@@ -291,7 +291,9 @@ void expect_death_to_be_named(int keeper, int victim, int step, bool waits) {
     CommunicatorOptions options;
     options.transports = "shm,tcp";
     options.timeout = kTimeLimit;
-    const Status status = Communicator::create(store, rank, size, options).status();
+    const auto made = Communicator::create(store, rank, size, options);
+    // The late rank may complete the last step, and then fails in its first call.
+    const Status status = made.ok() ? (*made)->barrier() : made.status();
     return clock.seconds() < 10 * kSlack ? status.to_string() : "late: " + status.to_string();
   });
   for (int rank = 0; rank < 4; ++rank) {
@@ -299,9 +301,7 @@ void expect_death_to_be_named(int keeper, int victim, int step, bool waits) {
     if (rank == victim) {
       EXPECT_TRUE(outcome.killed) << outcome.output;
     } else {
-      EXPECT_THAT(outcome.output,
-                  ::testing::AllOf(::testing::StartsWith("peer_failed"), Mentions(fmt::format("rank {}", victim))))
-          << "rank " << rank;
+      EXPECT_THAT(outcome.output, Mentions("peer_failed", fmt::format("rank {}", victim))) << "rank " << rank;
     }
   }
 }
