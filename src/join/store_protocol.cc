@@ -73,7 +73,10 @@ std::optional<std::size_t> open_sealed(std::string& text, RecordCipher& cipher, 
     const std::size_t before = text.size();
     if (length > cipher.most_bytes()) return std::nullopt;
     text.resize(before + length);
-    if (!cipher.open(std::as_writable_bytes(std::span(text)).data() + before)) return std::nullopt;
+    if (!cipher.open(std::as_writable_bytes(std::span(text)).data() + before)) {
+      text.resize(before);
+      return std::nullopt;
+    }
   }
   return part;
 }

@@ -104,7 +104,7 @@ RecordCipher store_cipher(const Key& key, std::string_view job, const Nonce& cli
 /// Appends `text`, encrypted, in as many records as needed.
 void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text);
 /// Takes as many of `bytes` as there is room for, and appends the text of whole records to `text`. Returns how many bytes it
-/// has taken; nothing if a record failed authentication.
+/// has taken; nothing if a record failed authentication, and then `text` has those before it.
 std::optional<std::size_t> open_sealed(std::string& text, RecordCipher& cipher, std::string_view bytes);
 
 void append_member(std::string& out, const StoreMember& member);

@@ -100,10 +100,10 @@ void StoreRelay::leave() { send(store_request(StoreRequest::leave)); }
 void StoreRelay::receive(std::string_view bytes) {
   while (!bytes.empty() && !over_) {
     const auto taken = open_sealed(received_, cipher_, bytes);
-    if (!taken) return end();
-    bytes.remove_prefix(*taken);
     while (!over_ && handle()) {
     }
+    if (!taken) return end();
+    bytes.remove_prefix(*taken);
   }
 }
 
@@ -153,7 +153,7 @@ bool StoreRelay::handle() {
       if (*kind == kStoreConflict)
         table_.conflict = *why;
       else
-        table_.values.insert_or_assign(std::string(Store::kGivenUp), std::string(*why));
+        table_.values.try_emplace(std::string(Store::kGivenUp), *why);  // it may be that of a rank of this host
       break;
     }
     default:

@@ -50,15 +50,11 @@ std::size_t StoreSession::receive_open(std::string_view bytes) {
 // Takes as many of `bytes` as there is room for, and returns how many. Decrypts whole records and processes their requests.
 std::size_t StoreSession::receive_sealed(std::string_view bytes) {
   const auto taken = open_sealed(received_, *cipher_, bytes);
-  if (!taken) {
-    refused_ = "a record failed authentication: it was changed in transit";
-    end();
-    return bytes.size();
-  }
   while (handle()) {
   }
-  if (received_.size() >= kMaxRequestBytes) end();  // more than one request at a time
-  return *taken;
+  if (!taken && !over()) refused_ = "a record failed authentication: it was changed in transit";
+  if (!taken || received_.size() >= kMaxRequestBytes) end();  // more than one request at a time
+  return taken.value_or(bytes.size());
 }
 
 // Processes one whole message; returns false if none has arrived.

@@ -161,7 +161,7 @@ class TcpStore final : public Store {
       if (!connection.ok()) return connection.status();
       const StoreMember self{static_cast<std::uint32_t>(ranks.rank), static_cast<std::uint32_t>(ranks.size), client_,
                              process_name()};
-      if (Status status = connection->keep(self, deadline); !status.ok()) return status;
+      if (Status status = connection->keep(self, deadline); !status.ok()) return explain(status, "joining");
       auto keeper = TcpStoreServer::keep(
           {std::move(meeting.listener), std::move(connection).value(), ranks.rank, static_cast<std::size_t>(expected)},
           address_.job, address_.key);
