@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const Nonce nonce{};
   StoreTable table{"job", key, {}};
-  StoreRelay relay(table, store_cipher(key, "job", nonce, nonce, true), 1);
+  StoreRelay relay(table, store_cipher(key, "job", nonce, nonce, true), 0);
   table.relay = &relay;
   StoreStep& step = table.steps.try_emplace(3, 2).first->second;
   step.last = data[0] % 2 == 0;
