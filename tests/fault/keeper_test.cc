@@ -1,6 +1,7 @@
 // Ranks that meet at the keeper of their host: the store's common cases, deaths at each step, and sockets that are in the way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -142,6 +143,22 @@ TEST_F(Keeper, AbsentRankZeroIsNamedByAllRanks) {
     EXPECT_EQ(store.status().code(), StatusCode::timeout) << store.status().to_string();
     EXPECT_THAT(store.status().message(), Mentions("rank 0", std::to_string(address_.port), "Connection refused"));
   });
+}
+
+// Neither rank 0 nor a keeper has a connection to each of them.
+TEST_F(Keeper, FewDescriptorsServeManyRanks) {
+  constexpr int kRanks = 2 * kMostKept + 2;
+  constexpr rlim_t kDescriptors = kMostKept + 40;
+  const auto outcomes = testing::run_ranks(kRanks, [&](int rank, int size, const std::string&) -> std::string {
+    const rlimit few{kDescriptors, kDescriptors};
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) return "no limit";
+    const auto store = open({rank, size, rank, size});
+    if (!store.ok()) return store.status().to_string();
+    Status status = (*store)->enter(rank, size);
+    if (status.ok()) status = (*store)->gather({0, "ready", rank, size, true}, "x", in(kTimeLimit)).status();
+    return status.ok() ? "" : status.to_string();
+  });
+  testing::expect_all_well(outcomes);
 }
 
 /// Binds the socket at which the ranks of `address` would meet.
