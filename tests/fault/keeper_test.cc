@@ -294,11 +294,12 @@ void expect_death_to_be_named(int keeper, int victim, int step, bool waits) {
       if (!served.ok()) return served.status().to_string();
       server = std::move(*served);
     }
-    const std::string kept = directory + "/kept";
-    if (rank != keeper && rank != 3) await_file(kept);
+    const auto opened_by = [&](int one) { return fmt::format("{}/{}", directory, one); };
+    if (rank != keeper && rank != 3) await_file(opened_by(keeper));
     auto opened = open_tcp_store(std::move(server), address, {rank, size, rank, 3}, rank != 3, in(kTimeLimit));
     if (!opened.ok()) return opened.status().to_string();
-    if (rank == keeper) std::ofstream(kept) << "x";
+    std::ofstream(opened_by(rank)) << "x";
+    for (int other = 0; other < size; ++other) await_file(opened_by(other));
     const FairClock clock;
     using Role = DyingStore::Role;
     DyingStore store(std::move(*opened), step,
