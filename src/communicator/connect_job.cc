@@ -15,6 +15,7 @@
 #include "src/communicator/link_room.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
+#include "src/communicator/usual_links.h"
 #include "src/join/socket.h"
 #include "src/join/startup_exchange.h"
 #include "src/join/startup_watch.h"
@@ -133,6 +134,10 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
+  const auto connect = setting_among("SHOAL_CONNECT", {"all", "usual", "none"});
+  if (!connect.ok()) return connect.status();
+  if (*connect == "usual") config.connect = ConnectAtStart::usual;
+  if (*connect == "none") config.connect = ConnectAtStart::none;
   if (Status status = choose_protection(options, config); !status.ok()) return status;
   const auto link_memory = bytes_setting("SHOAL_LINK_MEMORY", kLeastLinkMemory, kMostLinkMemory);
   if (!link_memory.ok()) return link_memory.status();
@@ -541,6 +546,11 @@ class JobStart {
     if (Status status = connect_control(addresses(0)); !status.ok()) return status;
     if (Status status = add_links(opened_.shm, addresses(1)); !status.ok()) return status;
     if (Status status = add_local_control(); !status.ok()) return status;
+    if (opened_.network.transport != nullptr && config().connect != ConnectAtStart::all) {
+      opened_.network.transport->connect_only(config().connect == ConnectAtStart::none
+                                                  ? std::vector<int>()
+                                                  : usual_peers(parts_.topology, rank_, config().algorithm));
+    }
     return add_links(opened_.network, addresses(2));
   }
 

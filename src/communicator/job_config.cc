@@ -90,6 +90,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"network_tile_bytes", config.network_tile_bytes},
               {"link_memory_bytes", config.link_memory_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
+              {"connect", static_cast<std::uint8_t>(config.connect)},
               {"integrity", static_cast<std::uint8_t>(config.integrity)},
               {"compression", static_cast<std::uint8_t>(config.compression)},
               {"encryption", config.encryption},
@@ -120,6 +121,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.network_tile_bytes = read.number("network_tile_bytes", config.tile_bytes, 8 << 20);
   config.link_memory_bytes = read.number("link_memory_bytes", kLeastLinkMemory, kMostLinkMemory);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
+  config.connect = static_cast<ConnectAtStart>(read.number("connect", 0, static_cast<std::uint64_t>(ConnectAtStart::none)));
   config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
   config.compression =
       static_cast<Compression>(read.number("compression", 0, static_cast<std::uint64_t>(Compression::measured)));

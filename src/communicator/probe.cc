@@ -59,6 +59,12 @@ class Prober {
         waits_(may_spin),
         give_up_(give_up) {}
 
+  /// The link may be one that is connected on request.
+  bool connect() {
+    link_.request(/*peer_too=*/true);
+    return until([&] { return link_.connected(); });
+  }
+
   /// `wire`: over a network, sending has a considerable overhead, which is measured too. With `latency_only` all other costs
   /// are zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
@@ -354,11 +360,12 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
     auto& transport = *parts.transports[parts.transport_of_link[index]];
     // On a busy machine the peer may come here seconds later.
     Prober prober(transport, **link, may_spin(parts), exchange.deadline());
-    const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
+    const bool connected = prober.connect();
+    const auto cost = leads && connected ? prober.lead(wire, parts.rank != 0) : std::nullopt;
     std::optional<double> gain = topology.one_copy_gain;
     if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
       gain = prober.compare_copies();
-    if (leads ? !cost || !gain || !prober.end() : !prober.follow())
+    if (leads ? !cost || !gain || !prober.end() : !connected || !prober.follow())
       return {StatusCode::peer_failed,
               fmt::format("startup: measuring the link to rank {} failed: {}", peer, prober.failure())};
     if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;

@@ -85,7 +85,8 @@ void TileRouter::detach(ProgressClient& client, bool others) {
     const ClientLink* link = client.link_to(member);
     if (link == nullptr) continue;
     if (link->their_number != kCommunicatorLimit) forget_number(*link->wire, link->their_number);
-    if (others && link->bound) send_control(*link->wire, client.number(), LinkControl::unbind);
+    // A peer without a connection has received no tile with the number.
+    if (others && link->bound && link->link->connected()) send_control(*link->wire, client.number(), LinkControl::unbind);
   }
   send_records();
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -89,10 +90,16 @@ class TcpTransport final : public Transport {
   [[nodiscard]] std::string_view name() const noexcept override { return "tcp"; }
   [[nodiscard]] std::string address() const override { return join_addresses(listeners_.advertised); }
 
+  void connect_only(std::span<const int> ranks) override { only_.emplace(ranks.begin(), ranks.end()); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                                      ConnectDeadline time_limit) override {
     auto where = check(peers, addresses);
     if (!where.ok()) return where.status();
+    std::vector<std::string> first_addresses;
+    for (PeerAddress& peer : *where) {
+      peer.at_start = !only_ || std::ranges::find(*only_, peer.rank) != only_->end();
+      first_addresses.push_back(peer.addresses.front().to_string());
+    }
     Identity self;
     self.job_id = options_.job_id;
     self.from_rank = static_cast<std::uint32_t>(options_.rank);
@@ -106,15 +113,19 @@ class TcpTransport final : public Transport {
                                                    std::move(rails), options_.lost_after);
     auto connected = rendezvous->connect_all(std::move(time_limit));
     if (!connected.ok()) return connected.status();
+    const LinkShape shape{options_.tile_bytes,       options_.tiles_per_socket,
+                          options_.sockets_per_peer, options_.integrity && !options_.encryption,
+                          !options_.rails.empty(),   options_.lend_from_bytes,
+                          options_.packing,          options_.lost_after};
     std::vector<std::unique_ptr<Link>> links;
-    for (PeerSockets& peer : *connected) {
-      auto link =
-          TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                        {options_.tile_bytes, tiles_with_room(options_.tiles_per_socket, options_.tile_bytes, links.size()),
-                         options_.sockets_per_peer, options_.integrity && !options_.encryption, !options_.rails.empty(),
-                         options_.lend_from_bytes, options_.packing, options_.lost_after});
-      if (!link.ok()) return link.status();
-      links.push_back(std::move(*link));
+    auto next = connected->begin();  // in the order of the peers, but for those that are not connected
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      auto link = std::make_unique<TcpLink>(reactor_, peers[i], std::move(first_addresses[i]), shape);
+      if (next != connected->end() && next->rank == peers[i]) {
+        if (Status opened = link->open(std::move(next->address), std::move(next->sockets)); !opened.ok()) return opened;
+        ++next;
+      }
+      links.push_back(std::move(link));
     }
     const auto reconnects = reactor_->reconnect_by(std::move(rendezvous));
     if (!reconnects.ok()) return reconnects.status();
@@ -157,12 +168,13 @@ class TcpTransport final : public Transport {
                       fmt::format("tcp: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)", rank,
                                   parsed->size(), options_.rank, options_.rails.size()));
       }
-      where.push_back({rank, std::move(*parsed)});
+      where.push_back({.rank = rank, .addresses = std::move(*parsed)});
     }
     return where;
   }
 
   const TcpOptions options_;
+  std::optional<std::vector<int>> only_;  // of connect_only()
   Listeners listeners_;
   std::shared_ptr<Reactor> reactor_;
 };
