@@ -166,6 +166,7 @@ void Rendezvous::step(ReconnectHandler& links) {
 
 void Rendezvous::report_made() {
   for (const std::size_t at : std::exchange(made_, {})) {
+    std::erase_if(inbounds_.unproven, [&](const Inbound& inbound) { return inbound.requests && inbound.peer == at; });
     if (!peers_[at].ended) links_->open(take_sockets(peers_[at]));
   }
 }
