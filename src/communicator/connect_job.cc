@@ -535,9 +535,11 @@ class JobStart {
     const auto address_of = [](const TransportSetup& setup) {
       return setup.transport == nullptr ? std::string() : setup.transport->address();
     };
-    const auto all = gather_texts(exchange_, "addresses",
-                                  {address_of(opened_.control), address_of(opened_.shm), address_of(opened_.network)});
+    const auto all = gather_texts(
+        exchange_, "addresses",
+        {address_of(opened_.control), address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget())});
     if (!all.ok()) return all.status();
+    if (Status status = agree_on_budget(*all); !status.ok()) return status;
     const auto addresses = [&all](std::size_t i) {
       std::vector<std::string> found;
       for (const auto& of_rank : *all) found.push_back(of_rank[i]);
@@ -549,9 +551,32 @@ class JobStart {
     if (opened_.network.transport != nullptr && config().connect != ConnectAtStart::all) {
       opened_.network.transport->connect_only(config().connect == ConnectAtStart::none
                                                   ? std::vector<int>()
-                                                  : usual_peers(parts_.topology, rank_, config().algorithm));
+                                                  : usual_peers(parts_.topology, rank_, config().algorithm, most_links_));
     }
     return add_links(opened_.network, addresses(2));
+  }
+
+  /// With how many ranks of other hosts this process can have connections for data.
+  [[nodiscard]] std::size_t own_budget() const {
+    constexpr std::size_t kForControl = 2;  // descriptors for each peer
+    constexpr std::size_t kForSharedMemory = 3;
+    const auto sockets = static_cast<std::size_t>(config().sockets_per_peer) + 1;
+    const auto in_host = static_cast<std::size_t>(std::ranges::count_if(
+        opened_.network.peers, [&](int peer) { return parts_.topology.link_class(rank_, peer) != LinkClass::network; }));
+    return link_budget(
+        kForControl * opened_.control.peers.size() + kForSharedMemory * opened_.shm.peers.size() + sockets * in_host, sockets);
+  }
+
+  /// The smallest budget counts, since all ranks choose the same algorithms.
+  Status agree_on_budget(const std::vector<std::vector<std::string>>& of_ranks) {
+    std::size_t least = of_ranks.size();
+    for (const auto& texts : of_ranks) {
+      const auto theirs = parse_bytes(texts[3]);
+      if (!theirs.ok()) return {StatusCode::internal, "startup: a rank published a malformed number of connections"};
+      least = std::min<std::size_t>(least, *theirs);
+    }
+    if (config().network == Network::tcp && least + 1 < of_ranks.size()) most_links_ = std::max(static_cast<int>(least), 1);
+    return {};
   }
 
   Status connect_control(const std::vector<std::string>& addresses) {
@@ -610,8 +635,11 @@ class JobStart {
   }
 
   Result<ConnectedJob> finish() {
-    ConnectedJob job{
-        {}, transports_between(parts_.topology, config().use_shm, to_string(config().network)), config().numerics, {}};
+    ConnectedJob job{{},
+                     transports_between(parts_.topology, config().use_shm, to_string(config().network)),
+                     config().numerics,
+                     {},
+                     most_links_};
     const bool tunes = rank_ == 0 && config().tuned;
     const std::string tuning = tunes ? tuning_text(decision_.table, parts_.topology, job.transports) : std::string();
     const auto ready = exchange_.last_all_gather("ready", join_texts(std::vector{costs_, tuning}));
@@ -645,6 +673,7 @@ class JobStart {
   Key link_key_{};
   bool local_control_ = false;      // control messages in this host need no connections
   std::vector<std::string> masks_;  // of the cores of each rank
+  int most_links_ = 0;              // ConnectedJob::most_links
   std::string costs_;               // of the links, as rank 0 publishes them
   OwnPlace place_;
 };

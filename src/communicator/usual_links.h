@@ -1,6 +1,7 @@
-// The links that most programs use, which create() connects; the others are connected at first use.
+// Which links to other hosts create() connects, and how many a process can have; the others are connected at first use.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -13,7 +14,11 @@ namespace shoal {
 /// number of ranks where there are many, all where there are few.
 ///
 /// Only the placement of ranks counts, not the measured costs, which are not known yet when the links are connected. So both
-/// ends of a link decide alike.
-std::vector<int> usual_peers(const Topology& topology, int rank, std::string_view all_reduce);
+/// ends of a link decide alike. `most_links`: see select().
+std::vector<int> usual_peers(const Topology& topology, int rank, std::string_view all_reduce, int most_links);
+
+/// How many links of `descriptors` each this process can open under its limit of open files, beside `others` descriptors and
+/// some for the program.
+std::size_t link_budget(std::size_t others, std::size_t descriptors);
 
 }  // namespace shoal
