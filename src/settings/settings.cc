@@ -55,9 +55,10 @@ constexpr std::array kSettings{
         "(rank 0's value applies)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16; use more where the network limits a single flow (rank 0's value applies)"},
-    Setting{"SHOAL_CONNECT", "usual",
-            "which TCP connections between ranks are made at start-up: all; usual: those that all_reduce, barrier and broadcast "
-            "need; none. The others are made when a call first needs them; ofi and ucx make all (rank 0's value applies)"},
+    Setting{
+        "SHOAL_CONNECT", "usual",
+        "which TCP connections between ranks are made at start-up. all; usual: those that all_reduce, barrier and broadcast "
+        "need; none. A call makes the others when it first needs them. ofi and ucx make all (rank 0's value applies)"},
     Setting{
         "SHOAL_INTEGRITY", "auto",
         "checksums of payloads between hosts. on: corrupted data is detected and retransmitted; off: no checksums; auto: on "
