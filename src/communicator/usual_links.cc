@@ -15,8 +15,8 @@
 namespace shoal {
 namespace {
 
-// What runs at a small, a medium and a large size differs; between them the same algorithms do.
-constexpr std::array<std::size_t, 4> kAllReduceBytes{8, 16 << 10, 1 << 20, 64 << 20};
+// Besides that of a barrier. At most sizes one of these three algorithms runs; each choice takes milliseconds of a core.
+constexpr std::array<std::size_t, 2> kAllReduceBytes{64 << 10, 16 << 20};
 constexpr std::size_t kBroadcastBytes = 1 << 20;
 constexpr std::size_t kForTheProgram = 64;   // descriptors
 constexpr std::size_t kMostLinks = 1 << 20;  // where there is no limit
