@@ -423,8 +423,9 @@ TEST(Selector, IsDeterministic) {
 std::size_t most_peers(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   std::size_t most = 0;
   for (int rank = 0; rank < topology.ranks(); ++rank) {
+    const auto program = build_program(algorithm, topology, collective, rank);
     std::vector<int> peers;
-    for (const Step& step : build_program(algorithm, topology, collective, rank)->steps) {
+    for (const Step& step : program->steps) {
       if (step.peer >= 0 && topology.link_class(rank, step.peer) == LinkClass::network &&
           std::ranges::find(peers, step.peer) == peers.end())
         peers.push_back(step.peer);
