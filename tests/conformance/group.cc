@@ -172,7 +172,7 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
   rank.transport_ = std::move(end).value();
   EXPECT_EQ(rank.transport_->name(), kind.transport);
   const std::string address = rank.transport_->address();
-  if (kind.on_request) rank.transport_->connect_only({});
+  if (kind.on_request && connect) rank.transport_->connect_only({});
   EXPECT_FALSE(address.empty());
   EXPECT_LE(address.size(), kMaxAddress);
   rank.page_.address_bytes[rank.rank_] = std::min(address.size(), kMaxAddress);
