@@ -96,6 +96,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"encryption", config.encryption},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
+              {"overlay", config.overlay},
               {"numerics", static_cast<std::uint8_t>(config.numerics)},
               {"tuned", config.tuned},
               {"salt", config.salt},
@@ -128,6 +129,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.encryption = read.flag("encryption");
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");
+  config.overlay = read.flag("overlay");
   config.numerics = static_cast<Numerics>(read.number("numerics", 0, static_cast<std::uint64_t>(Numerics::strict)));
   config.tuned = read.flag("tuned");
   config.salt = read.text("salt", kSaltBytes);

@@ -45,6 +45,7 @@ struct JobConfig {
   bool encryption = false;  ///< all traffic between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy directly from and to each other's memory
   bool probe = true;
+  bool overlay = false;  ///< control messages between hosts go through one rank of each host
   Numerics numerics = Numerics::by_class;
   bool tuned = false;  ///< rank 0 has a table of measured times
   std::string salt;    ///< random text, so that the link keys of this job differ from those of all earlier jobs

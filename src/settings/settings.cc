@@ -119,6 +119,10 @@ constexpr std::array kSettings{
         "1 where one MPS server serves all of them (the same on all ranks)"},
     Setting{"SHOAL_CUDA_STAGING", "64M",
             "memory of a CUDA device that other ranks of the node read from, for each communicator (the same on all ranks)"},
+    Setting{
+        "SHOAL_OVERLAY", "0",
+        "1: control messages between hosts go through one rank of each host; 0: each rank has connections with all ranks of "
+        "other hosts (rank 0's value applies)"},
     Setting{"SHOAL_PROBE", "1",
             "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's value applies)"},
 };

@@ -1,6 +1,7 @@
 // The memory that a group shares: its layout, and which rank writes which part.
 //
-//   SegmentHeader | RankBlock and sets of each rank | window of each rank | ring of each ordered pair | common memory | notices
+//   SegmentHeader | RankBlock and sets of each rank | window of each rank | ring of each ordered pair | common memory |
+//   notices | keepers
 //
 // The file is sparse: pages exist from the first write on, so a pair that never communicates costs only address space.
 #pragma once
@@ -23,7 +24,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 10;
+inline constexpr std::uint32_t kProtocolVersion = 11;
 
 /// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
 struct SegmentHeader {
@@ -74,6 +75,14 @@ struct alignas(kLineBytes) RankBlock {
   alignas(kLineBytes) RankCard card;
 };
 
+/// How a thread of a rank that does not drive the transport is woken: see host_memory.h. Written by the rank, but for the end
+/// of its sleep.
+struct alignas(kLineBytes) Sleeper {
+  BellName bell;
+  std::atomic<std::uint32_t> sleeping;  ///< 1 while the thread may block; cleared by it, or by the peer that wakes it
+  std::atomic<std::uint32_t> ready;     ///< 1: `bell` is valid
+};
+
 /// Where the parts lie. A value; every rank computes it from the same numbers.
 struct SegmentLayout {
   std::size_t ranks = 0;
@@ -100,7 +109,11 @@ struct SegmentLayout {
   [[nodiscard]] std::size_t common_bytes() const { return kPageBytes + ranks * kCommonBytesPerRank; }
   [[nodiscard]] std::size_t notice_offset() const { return common_offset() + common_bytes(); }
   [[nodiscard]] std::size_t notice_bytes() const { return 3 * kPageBytes + ranks * kNoticeBytesPerRank; }
-  [[nodiscard]] std::size_t segment_bytes() const { return notice_offset() + notice_bytes(); }
+  [[nodiscard]] std::size_t keeper_offset() const { return notice_offset() + notice_bytes(); }
+  [[nodiscard]] std::size_t keeper_bytes() const {
+    return round_up(ranks * sizeof(Sleeper), kPageBytes) + kPageBytes + notice_bytes();
+  }
+  [[nodiscard]] std::size_t segment_bytes() const { return keeper_offset() + keeper_bytes(); }
 
   static constexpr std::size_t kPageBytes = 4096;
   static constexpr std::size_t kCommonBytesPerRank = 64 * (std::size_t{100} << 10);
@@ -141,6 +154,9 @@ class Segment {
   }
   [[nodiscard]] std::span<std::byte> notices() const noexcept {
     return {memory_ + layout_.notice_offset(), layout_.notice_bytes()};
+  }
+  [[nodiscard]] std::span<std::byte> keepers() const noexcept {
+    return {memory_ + layout_.keeper_offset(), layout_.keeper_bytes()};
   }
   [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
 

@@ -14,6 +14,7 @@
 
 #include "transports/shm/arena.h"
 #include "transports/shm/bell.h"
+#include "transports/shm/host_memory.h"
 #include "transports/shm/link.h"
 #include "transports/shm/peer_watch.h"
 #include "transports/shm/process_memory.h"
@@ -244,6 +245,13 @@ class ShmTransport final : public Transport {
     session_->ended.clear();
   }
 
+  [[nodiscard]] Result<std::unique_ptr<HostMemory>> open_memory() const {
+    if (session_ == nullptr) return Status(StatusCode::invalid_argument, "shm: the transport is not connected");
+    Result<Bell> bell = Bell::create();
+    if (!bell.ok()) return bell.status();
+    return std::make_unique<HostMemory>(segment(), *watch_, position_, std::move(bell).value());
+  }
+
   /// This rank's share of the segment: the rings into which it sends when all are in use, its own window, and its part of the
   /// common memory and of that for notices.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
@@ -432,6 +440,10 @@ Status check_options(const ShmOptions& options) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<shm::HostMemory>> open_host_memory(const Transport& transport) {
+  return static_cast<const ShmTransport&>(transport).open_memory();
+}
 
 bool shm_peers_see_end() { return open_own_process().valid(); }
 

@@ -31,6 +31,13 @@ struct ShmOptions {
 /// run out.
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 
+namespace shm {
+class HostMemory;
+}
+/// The memory that the ranks of `transport`, which make_shm_transport() has made and which is connected, share for threads that
+/// do not drive it. Once for each transport, which outlives it. Errors: system_error when descriptors run out.
+Result<std::unique_ptr<shm::HostMemory>> open_host_memory(const Transport& transport);
+
 /// Whether peers learn of the end of this process, however it ends: not where the system or a sandbox gives it no pidfd.
 bool shm_peers_see_end();
 

@@ -21,14 +21,6 @@ constexpr std::size_t kMaxNamedRanks = 8;
 constexpr milliseconds kRequestDelay{50};        // where the peer requests the connection as well, and so will make it
 constexpr std::size_t kMaxUnauthenticated = 64;  // connections at a time, beyond the expected ones
 
-bool send_record(int socket, const HelloRecord& record) noexcept {
-  ssize_t n = 0;
-  do {
-    n = ::send(socket, record.data(), record.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n == static_cast<ssize_t>(record.size());
-}
-
 }  // namespace
 
 Rendezvous::Rendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,

@@ -59,6 +59,15 @@ struct RecordReader {
   }
 };
 
+/// False where not all of it has left: errno says why.
+inline bool send_record(int socket, const HelloRecord& record) noexcept {
+  ssize_t n = 0;
+  do {
+    n = ::send(socket, record.data(), record.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n == static_cast<ssize_t>(record.size());
+}
+
 // A connection to this rank that has not finished its handshake.
 struct Inbound {
   Descriptor socket;

@@ -1,6 +1,4 @@
 // Rendezvous: making connections, at startup and again later, and probing.
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -37,14 +35,6 @@ constexpr milliseconds kSilentProbe{100};
 // this host lacks a resource.
 bool is_answer(int error) noexcept {
   return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
-}
-
-// Makes the socket use the interface of that address where the system routes by source address. Returns an errno value, or 0.
-int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
-  own.set_port(0);
-  const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
-  static_cast<void>(::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on));
-  return ::bind(socket.get(), own.raw(), own.length()) == 0 ? 0 : errno;
 }
 
 }  // namespace
