@@ -6,12 +6,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <new>
 #include <set>
 #include <string>
@@ -42,6 +44,7 @@ std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanosecon
 struct Facts {
   std::atomic<std::int64_t> fault_ns{0};  ///< steady clock
   std::atomic<int> ready{0};              ///< ranks that wait for the fault
+  std::atomic<bool> computes{false};      ///< a rank makes no more calls
   std::atomic<bool> done{false};
   std::array<std::atomic<pid_t>, kMostRanks> pids{};
 };
@@ -210,6 +213,7 @@ TEST(HostDeaths, StandbyReplacesStoppedKeeper) {
     const std::vector<int> others{0, 1, 3, 4, 5, 6};
     if (c.rank() == 2) {
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+      facts->computes = true;
       while (!facts->done) ::usleep(1000);
       return "continued";
     }
@@ -217,6 +221,7 @@ TEST(HostDeaths, StandbyReplacesStoppedKeeper) {
     if (!group.ok()) return group.status().to_string();
     if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     if (c.rank() == 4) {
+      while (!facts->computes) ::usleep(1000);
       ::kill(facts->pids[2], SIGSTOP);
       for (const auto until = Clock::now() + milliseconds(1500); Clock::now() < until;) {
         if (const Status status = sum(**group); !status.ok()) return status.to_string();
