@@ -38,6 +38,7 @@ class KeeperSockets {
   using Time = std::chrono::steady_clock::time_point;
   /// A connection whose peer has not answered for this long ends; the owner may ask for another one.
   static constexpr std::chrono::milliseconds kSilence{3000};
+  static constexpr std::size_t kMostMessageBytes = KeeperStream::kMostBytes;
 
   struct Event {
     enum class Kind {
