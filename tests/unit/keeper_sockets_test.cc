@@ -172,7 +172,7 @@ TEST_F(KeeperSocketsTest, ProcessWithAnotherKeyIsRefused) {
   connect(1, 0);
   connect(0, 1);
   connect(2, 0);
-  ASSERT_TRUE(run([&] { return process(0).count(Kind::connected) == 1 && process(1).events.size() >= 2; }));
+  ASSERT_TRUE(run([&] { return process(0).count(Kind::connected) == 1 && !process(1).events.empty(); }));
   EXPECT_EQ(process(1).count(Kind::connected), 0U);
   for (const auto& event : process(0).events) EXPECT_FALSE(event.kind == Kind::connected && event.rank == 1);
 }

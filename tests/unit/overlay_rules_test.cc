@@ -153,7 +153,7 @@ struct Keeper {
     EXPECT_EQ(control.actions().claim, 1U);
     control.actions() = {};
     control.look({1, 0, 0}, kStart);
-    EXPECT_TRUE(control.actions().beat);
+    EXPECT_EQ(control.actions().beat, ranks_per_host > 1);  // else no rank would look at it
     for (const Endpoint& peer : std::exchange(control.actions().connect, {})) control.on_connected(peer);
     control.actions() = {};
   }
