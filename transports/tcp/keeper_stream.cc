@@ -129,7 +129,7 @@ void KeeperStream::end(int error) noexcept {
 }
 
 std::size_t KeeperStream::memory_bytes() const noexcept {
-  return unsent_.capacity() + received_.capacity() + (cipher_ == nullptr ? 0 : cipher_->memory_bytes());
+  return kReadBytes + (cipher_ == nullptr ? 0 : cipher_->memory_bytes());
 }
 
 }  // namespace shoal::tcp

@@ -37,6 +37,7 @@ class KeeperStream {
   [[nodiscard]] int error() const noexcept { return error_; }
   /// Nothing more will be sent; when all has left, the peer sees the end.
   void finish_sending() noexcept;
+  /// Of its buffers, without what waits for room in the kernel.
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:

@@ -147,7 +147,11 @@ void OverlayControl::deliver(const OverlayMessage& message) {
   if (found.empty()) return;
   {
     const std::scoped_lock lock(inbox_mutex_);
-    std::ranges::move(found, std::back_inserter(inbox_));
+    if (inbox_.size() + found.size() <= kMostUnread) {
+      std::ranges::move(found, std::back_inserter(inbox_));
+    } else if (!std::exchange(overfull_, true)) {
+      add_deaths(fmt::format("rank {} has left {} control messages unread", rank_, inbox_.size()), inbox_);
+    }
     due_.store(true, std::memory_order_seq_cst);
   }
   if (sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(event_.get());
@@ -165,17 +169,18 @@ void OverlayControl::deliver(const RankFacts& facts, std::vector<ControlMessage>
   const bool dead = facts.kind == RankFacts::Kind::death;
   if (dead && facts.ranks.contains(rank_)) {
     // No message of this rank reaches the other hosts any more.
-    const Status lost(StatusCode::peer_failed,
-                      fmt::format("the other hosts could not reach this one and take rank {} for dead", rank_));
-    for (int rank = 0; rank < table_.ranks(); ++rank) {
-      if (is_far(rank)) out.push_back({Kind::death, {}, rank, lost, {}});
-    }
-    return;
+    return add_deaths(fmt::format("the other hosts could not reach this one and take rank {} for dead", rank_), out);
   }
   const Status how = dead ? Status(StatusCode::peer_failed, text_of(facts.payload)) : Status();
   facts.ranks.each([&](int rank) {
     if (is_far(rank)) out.push_back({dead ? Kind::death : Kind::goodbye, {}, rank, how, {}});
   });
+}
+
+void OverlayControl::add_deaths(const std::string& why, std::vector<ControlMessage>& out) const {
+  for (int rank = 0; rank < table_.ranks(); ++rank) {
+    if (is_far(rank)) out.push_back({Kind::death, {}, rank, Status(StatusCode::peer_failed, why), {}});
+  }
 }
 
 }  // namespace shoal

@@ -35,6 +35,8 @@ HostTable control_hosts(const Topology& topology, bool shares_memory, const std:
 class OverlayControl final : public FarControl {
  public:
   static constexpr std::size_t kFewReceivers = 16;
+  /// A driver that leaves so many messages unread loses the ranks of all other hosts.
+  static constexpr std::size_t kMostUnread = 65536;
 
   /// `board` is null where this rank is the only one of its host. `addresses`: of the sockets of all ranks. Errors: those of
   /// HostKeeper::start().
@@ -66,6 +68,8 @@ class OverlayControl final : public FarControl {
   // By the thread of the HostKeeper.
   void deliver(const OverlayMessage& message);
   void deliver(const RankFacts& facts, std::vector<ControlMessage>& out) const;
+  /// All ranks of other hosts are lost to this one.
+  void add_deaths(const std::string& why, std::vector<ControlMessage>& out) const;
   [[nodiscard]] bool is_far(int rank) const { return table_.host_of(rank) != host_; }
 
   const HostTable table_;
@@ -78,6 +82,7 @@ class OverlayControl final : public FarControl {
   std::atomic<bool> sleeps_{false};  // the driver does, or is about to
   std::mutex inbox_mutex_;
   std::vector<ControlMessage> inbox_;
+  bool overfull_ = false;               // messages have been lost
   std::unique_ptr<HostKeeper> keeper_;  // last: its thread uses the rest
 };
 
