@@ -465,7 +465,9 @@ TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
     EXPECT_LT(layout.common_offset(), end + 4096);
     EXPECT_EQ(layout.notice_offset(), layout.common_offset() + layout.common_bytes());
     EXPECT_EQ(layout.notice_offset() % shm::SegmentLayout::kPageBytes, 0U);
-    EXPECT_EQ(layout.segment_bytes(), layout.notice_offset() + layout.notice_bytes());
+    EXPECT_EQ(layout.keeper_offset(), layout.notice_offset() + layout.notice_bytes());
+    EXPECT_EQ(layout.keeper_offset() % shm::SegmentLayout::kPageBytes, 0U);
+    EXPECT_EQ(layout.segment_bytes(), layout.keeper_offset() + layout.keeper_bytes());
   }
 }
 
