@@ -282,6 +282,7 @@ void KeeperSockets::establish(int rank, Connection connection, Time now) {
   const std::uint64_t number = ++numbers_;
   peers_[rank] = {std::make_unique<KeeperStream>(std::move(connection)), number, now};
   events_.push_back({.kind = Event::Kind::connected, .rank = rank, .bytes = {}, .connection = number});
+  most_bytes_ = std::max(most_bytes_, peers_.size() * peers_[rank].stream->memory_bytes());
 }
 
 void KeeperSockets::leave_to_parent() noexcept {
@@ -292,10 +293,6 @@ void KeeperSockets::leave_to_parent() noexcept {
   ending_.clear();
 }
 
-std::size_t KeeperSockets::memory_bytes() const noexcept {
-  std::size_t bytes = 0;
-  for (const auto& [rank, peer] : peers_) bytes += peer.stream->memory_bytes();
-  return bytes;
-}
+std::size_t KeeperSockets::memory_bytes() const noexcept { return most_bytes_; }
 
 }  // namespace shoal::tcp

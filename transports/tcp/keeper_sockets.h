@@ -87,6 +87,7 @@ class KeeperSockets {
 
   /// In a child of fork(): closes its copies of the sockets.
   void leave_to_parent() noexcept;
+  /// Of the buffers of as many connections as there have been at a time.
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:
@@ -136,6 +137,7 @@ class KeeperSockets {
   std::deque<Event> events_;
   std::uint64_t numbers_ = 0;
   bool left_ = false;
+  std::size_t most_bytes_ = 0;  // memory_bytes()
   std::vector<pollfd> polled_;
   std::vector<DialResult> results_;               // scratch of step()
   std::vector<std::vector<std::byte>> messages_;  // scratch of serve_peer()
