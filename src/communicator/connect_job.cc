@@ -552,8 +552,8 @@ class JobStart {
       return setup.transport == nullptr ? std::string() : setup.transport->address();
     };
     const std::string control = opened_.keeper != nullptr ? opened_.keeper->address() : address_of(opened_.control);
-    const auto all = gather_texts(exchange_, "addresses",
-                                  {control, address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget())});
+    const auto all = gather_texts(
+        exchange_, "addresses", {control, address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget())});
     if (!all.ok()) return all.status();
     if (Status status = agree_on_budget(*all); !status.ok()) return status;
     const auto addresses = [&all](std::size_t i) {
