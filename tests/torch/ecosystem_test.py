@@ -207,8 +207,12 @@ def details(rank, size):
     if rank < 2:
         dist.barrier(group=pair)
         expect(RuntimeError, "mismatch", lambda: dist.all_reduce(torch.ones(3 + rank), group=pair))
-    call = (lambda: dist.all_reduce(torch.ones(3))) if rank == 0 else (lambda: dist.broadcast(torch.ones(3), src=1))
-    expect(RuntimeError, "mismatch", call)
+
+    def call_and_barrier():
+        dist.all_reduce(torch.ones(3)) if rank == 0 else dist.broadcast(torch.ones(3), src=1)
+        dist.barrier()  # the root of a broadcast does not wait for the others
+
+    expect(RuntimeError, "mismatch", call_and_barrier)
 
 
 def check_losses(per_rank, tolerance=1e-5):

@@ -568,8 +568,12 @@ def bad_arguments(rank, size):
 def splits_that_differ(rank, size):
     """Rank 0 sends three rows to rank 1, which expects two: both errors name the ranks and the numbers."""
     sends, receives = ([1, 3], [1, 1]) if rank == 0 else ([1, 1], [2, 1])
-    expect(dist.DistBackendError, r"rank 0\b.*\b3\b.*rank 1\b.*\b2\b",
-           lambda: dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(sum(sends)), receives, sends))
+
+    def call_and_barrier():
+        dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(sum(sends)), receives, sends)
+        dist.barrier()  # rank 0 has all its data and may end its call before rank 1 finds the difference
+
+    expect(dist.DistBackendError, r"rank 0\b.*\b3\b.*rank 1\b.*\b2\b", call_and_barrier)
 
 
 def subgroups(rank, size):
