@@ -83,12 +83,19 @@ class Link {
   /// ok, or why no more tiles will move: peer_failed when the peer closed or died ("rank 3 closed the connection"). Tiles
   /// that arrived before the failure can still be peeked.
   [[nodiscard]] virtual const Status& status() const noexcept = 0;
+
+  /// False for a link that Transport::connect() has left unconnected, until the peer has answered: then try_send() returns
+  /// false and peek() null. Once true, it stays true.
+  [[nodiscard]] virtual bool connected() const noexcept { return true; }
+  /// Starts to connect such a link; progress() does the rest, at both ends. Where that fails, status() says why. `peer_too`:
+  /// the peer requests the link as well, so that there is no hurry to tell it. No effect where it is connected or requested.
+  virtual void request(bool peer_too) { static_cast<void>(peer_too); }
 };
 
 /// One rank's endpoint: a set of links.
 ///
-/// Life: address() on every rank -> the addresses are exchanged -> connect() on every rank with all peers -> links are used
-/// -> destruction (the peers see their links broken).
+/// Life: address() on every rank -> the addresses are exchanged -> connect() on every rank with all peers -> links are used,
+/// those that connect_only() has left out after Link::request() -> destruction (the peers see their links broken).
 /// The links and the transport may be destroyed in either order.
 /// Thread rule: one thread at a time, as for Link; the links of a transport count as part of it.
 class Transport {
@@ -212,6 +219,11 @@ class Transport {
 
   /// Bytes of buffers held for the links of this end.
   [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
+
+  /// To be called before connect(), where that is to connect the links to `ranks` only, and to leave the others for
+  /// Link::request(). If a rank names another, that one names it too. No effect where the transport has no such links: it
+  /// connects all of them, or connects each at its first use.
+  virtual void connect_only(std::span<const int> ranks) { static_cast<void>(ranks); }
 };
 
 }  // namespace shoal

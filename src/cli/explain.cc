@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include <shoal/limits.h>
+
 #include "src/cli/commands.h"
 #include "src/cli/pipeline_tools.h"
 #include "src/cli/schedule_options.h"
@@ -156,9 +158,9 @@ Result<Topology> topology_for(const CLI::App& command, const ScheduleOptions& op
   if (!found.ok()) return found.status();
   const int local = wanted.ranks_per_node.value_or(found->ranks_per_node);
   const int nodes = wanted.nodes > 0 ? wanted.nodes : 2;
-  if (local < 1 || nodes > kMaxRanks / local) {
+  if (local < 1 || nodes > kMaxScheduleRanks / local) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{} nodes of {} ranks: not between 1 and {} ranks", nodes, local, kMaxRanks));
+                  fmt::format("{} nodes of {} ranks: not between 1 and {} ranks", nodes, local, kMaxScheduleRanks));
   }
   platform = std::move(found).value();
   return topology_of(*platform, nodes, local);
@@ -217,7 +219,8 @@ void add_explain_command(CLI::App& app, int* exit_status) {
   const auto platform = std::make_shared<ExplainedPlatform>();
   command->add_option("--platform,-p", platform->name,
                       "EC2 instance type (p5.48xlarge, or p5) or another platform of shoal simulate, with its costs");
-  command->add_option("--nodes,-N", platform->nodes, "nodes of the platform (default 2)")->check(CLI::Range(1, kMaxRanks));
+  command->add_option("--nodes,-N", platform->nodes, "nodes of the platform (default 2)")
+      ->check(CLI::Range(1, kMaxScheduleRanks));
   command->add_option("--ranks-per-node,-L", platform->ranks_per_node, "ranks of each node (default: the platform's)");
   command->add_option("--tuning", *table_path, "table of measured times by shoal tune (default: SHOAL_TUNING)");
   add_explain_pipeline_command(*command, exit_status);

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -29,22 +30,26 @@ std::string text_of(const std::array<char, Room>& room) {
   return text;
 }
 
-std::vector<int> ranks_in(const RankSet& set, int ranks) {
+/// `parts`: a bit for each rank.
+std::vector<int> ranks_in(std::span<const std::uint64_t> parts, int ranks) {
   std::vector<int> list;
-  for (int rank = 0; rank < ranks && rank < static_cast<int>(kFlightRecordMembers); ++rank) {
-    if (set.contains(rank)) list.push_back(rank);
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    for (std::uint64_t bits = parts[part]; bits != 0; bits &= bits - 1) {
+      const int rank = static_cast<int>(part * RankSet::kPartRanks) + std::countr_zero(bits);
+      if (rank < ranks) list.push_back(rank);
+    }
   }
   return list;
 }
 
-CommunicatorView view_of(const FlightRecordPage& page, std::int64_t now_ns) {
+CommunicatorView view_of(const FlightRecordLayout& layout, FlightRecordPage& page, std::int64_t now_ns) {
   CommunicatorView view;
   view.number = page.communicator;
   view.name = page.name;
-  view.ranks = std::max(0, page.ranks);
+  view.ranks = std::clamp(page.ranks, 0, static_cast<int>(layout.ranks));
   view.rank = std::clamp(page.rank, 0, std::max(0, view.ranks - 1));
-  const auto told = std::min<std::size_t>(static_cast<std::size_t>(view.ranks), kFlightRecordMembers);
-  view.members.assign(page.members.begin(), page.members.begin() + static_cast<std::ptrdiff_t>(told));
+  const auto members = layout.members(page).first(static_cast<std::size_t>(view.ranks));
+  view.members.assign(members.begin(), members.end());
   view.started = page.started.load();
   view.ended = std::min(view.started, page.ended.load());
   view.messages_open = page.messages.load() > page.messages_ended.load();
@@ -56,7 +61,7 @@ CommunicatorView view_of(const FlightRecordPage& page, std::int64_t now_ns) {
     const auto now = static_cast<std::uint64_t>(now_ns);
     view.wait =
         CommunicatorView::Wait{page.waiting_sequence, is_message, now > since ? 1e-9 * static_cast<double>(now - since) : 0.0,
-                               ranks_in(page.absent, view.ranks), ranks_in(page.slow, view.ranks)};
+                               ranks_in(layout.absent(page), view.ranks), ranks_in(layout.slow(page), view.ranks)};
     if (is_message) view.message = text_of(page.words);
   }
   if (page.state.load() == kFlightRecordFailed) {
@@ -122,22 +127,21 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
   auto header = std::make_unique<FlightRecordHeader>();
-  if (file.size() < kFlightRecordHeaderBytes) return refuse("the file is too short for a flight record");
+  if (file.size() < sizeof *header) return refuse("the file is too short for a flight record");
   std::memcpy(header.get(), file.data(), sizeof *header);
   if (header->magic != kFlightRecordMagic) return refuse("the file is not a flight record");
-  if (header->version != kFlightRecordVersion || header->page_bytes != sizeof(FlightRecordPage) ||
-      header->pages > kFlightRecordPages)
-    return refuse(fmt::format("the flight record is of another version of shoal (format {})", header->version));
-  if (file.size() < kFlightRecordHeaderBytes + header->pages * sizeof(FlightRecordPage))
-    return refuse("the flight record is truncated");
+  const auto layout = layout_of(*header);
+  if (!layout) return refuse(fmt::format("the flight record is of another version of shoal (format {})", header->version));
+  if (file.size() < layout->page_offset(header->pages)) return refuse("the flight record is truncated");
 
   job.id = job_folder_name(header->job_id);
   job.name = text_of(header->job);
-  job.ranks = std::clamp(header->ranks, 0, 1 << 20);
+  job.ranks = header->ranks;
   job.started_ns = header->system_ns;
   job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, nullptr));
-  const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kFlightRecordMembers);
-  job.node_of_rank.assign(header->node_of_rank.begin(), header->node_of_rank.begin() + static_cast<std::ptrdiff_t>(told));
+  std::vector<std::uint16_t> nodes(layout->ranks);
+  std::memcpy(nodes.data(), file.data() + sizeof *header, nodes.size() * sizeof nodes[0]);
+  job.node_of_rank.assign(nodes.begin(), nodes.end());
 
   RankView rank;
   rank.rank = header->rank;
@@ -150,13 +154,13 @@ Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_
     const bool stopped = process.letter == 'T' || process.letter == 't';
     rank.life = !same ? RankView::Life::dead : stopped ? RankView::Life::stopped : RankView::Life::running;
   }
-  auto page = std::make_unique<FlightRecordPage>();
+  FlightRecordPageMemory memory(*layout);
+  FlightRecordPage& page = memory.page();
   for (std::uint32_t i = 0; i < header->pages; ++i) {
-    std::memcpy(static_cast<void*>(page.get()), file.data() + kFlightRecordHeaderBytes + i * sizeof(FlightRecordPage),
-                sizeof(FlightRecordPage));
-    if (page->state.load() == 0) continue;
-    rank.communicators.push_back(view_of(*page, now_ns));
-    job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, page.get()));
+    std::memcpy(static_cast<void*>(&page), file.data() + layout->page_offset(i), layout->page_bytes());
+    if (page.state.load() == 0) continue;
+    rank.communicators.push_back(view_of(*layout, page, now_ns));
+    job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, &page));
   }
   return rank;
 }

@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include <shoal/limits.h>
+
 namespace shoal {
 namespace {
 
@@ -20,7 +22,7 @@ Status invalid(const std::string& message) { return {StatusCode::invalid_argumen
 int parse_ranks(std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value > 0 && value <= kMaxRanks ? value : 0;
+  return error == std::errc() && end == text.data() + text.size() && value > 0 && value <= kMaxScheduleRanks ? value : 0;
 }
 
 }  // namespace
@@ -54,11 +56,11 @@ Result<std::size_t> parse_size(std::string_view text) {
 Result<Topology> parse_shape(std::string_view text) {
   const Status error = invalid(
       fmt::format("shape '{}' is not like 2x4 (nodes x ranks of each), 3+1+2 (ranks of each node) or 8, of at most {} ranks",
-                  text, kMaxRanks));
+                  text, kMaxScheduleRanks));
   if (const auto cross = text.find('x'); cross != std::string_view::npos) {
     const int nodes = parse_ranks(text.substr(0, cross));
     const int ranks = parse_ranks(text.substr(cross + 1));
-    if (nodes == 0 || ranks == 0 || nodes > kMaxRanks / ranks) return error;
+    if (nodes == 0 || ranks == 0 || nodes > kMaxScheduleRanks / ranks) return error;
     return Topology::uniform(nodes, ranks);
   }
   std::vector<int> nodes;
@@ -67,7 +69,7 @@ Result<Topology> parse_shape(std::string_view text) {
     const std::size_t end = std::min(text.find('+', begin), text.size());
     nodes.push_back(parse_ranks(text.substr(begin, end - begin)));
     total += nodes.back();
-    if (nodes.back() == 0 || total > kMaxRanks) return error;
+    if (nodes.back() == 0 || total > kMaxScheduleRanks) return error;
     begin = end + 1;
   }
   return Topology::ragged(nodes);
@@ -105,8 +107,8 @@ void ScheduleOptions::add_costs_to(CLI::App& command) {
 }
 
 Result<Topology> ScheduleOptions::topology() const {
-  if (ranks_ && (*ranks_ < 1 || *ranks_ > kMaxRanks))
-    return invalid(fmt::format("{} ranks: not between 1 and {}", *ranks_, kMaxRanks));
+  if (ranks_ && (*ranks_ < 1 || *ranks_ > kMaxScheduleRanks))
+    return invalid(fmt::format("{} ranks: not between 1 and {}", *ranks_, kMaxScheduleRanks));
   if (network_gbit_s_.value_or(1) <= 0 || shared_gbyte_s_.value_or(1) <= 0) return invalid("a bandwidth must be positive");
   Result<Topology> topology = ranks_ ? Topology::uniform(1, *ranks_) : parse_shape(shape_.empty() ? "2x4" : shape_);
   if (!topology.ok()) return topology;

@@ -22,10 +22,8 @@ namespace shoal {
 Result<std::size_t> parse_size(std::string_view text);
 
 /// "2x4" (nodes x ranks of each), "3+1+2" (ranks of each node), "8" (one node).
-/// Error: invalid_argument for anything else, and for more than kMaxRanks ranks.
+/// Error: invalid_argument for anything else, and for more than kMaxScheduleRanks ranks.
 Result<Topology> parse_shape(std::string_view text);
-/// The limit of tools that build whole schedules; jobs may be larger (shoal/limits.h).
-inline constexpr int kMaxRanks = 4096;
 
 /// The costs by which the library would choose: SHOAL_NUMERICS.
 inline ChoiceCosts choice_costs() {

@@ -15,6 +15,8 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <shoal/limits.h>
+
 #include "src/base/text.h"
 #include "src/selector/selector.h"
 #include "src/simulate/platform.h"
@@ -24,8 +26,7 @@
 namespace shoal {
 namespace {
 
-constexpr int kMaxNodes = 4096;
-constexpr int kMaxSimulatedRanks = 65536;
+constexpr int kMaxNodes = 4096;  // of the tool, as its tables
 constexpr std::string_view kTableNodes = "2..4096";
 constexpr double kTie = 1.02;  // times within this ratio count as equal: the model is not more precise
 
@@ -380,8 +381,8 @@ Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedul
   const bool table = options.table || nodes->size() > 1;
   const int local = options.ranks_per_node.value_or(platform->ranks_per_node);
   const int most = *std::ranges::max_element(*nodes);
-  if (local < 1 || local > kMaxSimulatedRanks / most) {
-    return invalid(fmt::format("{} nodes of {} ranks: not between 1 and {} ranks", most, local, kMaxSimulatedRanks));
+  if (local < 1 || local > kMaxJobRanks / most) {
+    return invalid(fmt::format("{} nodes of {} ranks: not between 1 and {} ranks", most, local, kMaxJobRanks));
   }
   const auto collective = schedule.collective();
   if (!collective.ok()) return collective.status();

@@ -86,6 +86,7 @@ CommunicatorImpl::CommunicatorImpl(ConnectedJob wired, CommunicatorOptions optio
       transports_(std::move(wired.transports)),
       numerics_(wired.numerics),
       tuned_(std::move(wired.tuned)),
+      most_links_(wired.most_links),
       options_(std::move(options)),
       barrier_{.kind = CollectiveKind::barrier,
                .type = kBarrier.type,
@@ -158,7 +159,7 @@ Result<ConnectedJob> CommunicatorImpl::make_group(std::span<const int> ranks) {
   }
   auto executor = Executor::create(executor_->engine(), executor_->group().subset(members, made_before));
   if (!executor.ok()) return executor.status();
-  ConnectedJob group{std::move(executor).value(), {}, numerics_, {}};
+  ConnectedJob group{std::move(executor).value(), {}, numerics_, {}, most_links_};
   group.transports = group.executor->transports();
   // The table holds only for the placement of ranks that it was looked up for.
   if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
@@ -243,7 +244,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     ProgressEngine& engine = *executor_->engine();
     auto executor = Executor::create(executor_->engine(), engine.next_group_of(members));
     if (!executor.ok()) return executor.status();
-    ConnectedJob wired{std::move(executor).value(), {}, numerics_, {}};
+    ConnectedJob wired{std::move(executor).value(), {}, numerics_, {}, most_links_};
     wired.transports = wired.executor->transports();
     auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
     meeting.begin(left->executor_);
@@ -304,7 +305,8 @@ Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::strin
     return choose_strictly(collective, forced);
   const TunedShape* tuned = tuned_ ? &*tuned_ : nullptr;
   const ChoiceCosts costs = numerics_ == Numerics::measured ? ChoiceCosts::exact : ChoiceCosts::classes;
-  if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned, costs);
+  if (collective.counts.empty() || !forced.empty())
+    return select(executor_->topology(), collective, forced, tuned, costs, most_links_);
   // Counts may differ in every call, and choosing takes longer than most calls. So all calls of a size class (a power of two)
   // share one choice.
   const std::scoped_lock lock(choices_mutex_);
@@ -315,7 +317,7 @@ Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::strin
   for (const auto& [known, choice] : choices_) {
     if (known == remembered) return choice;
   }
-  const auto choice = select(executor_->topology(), like, forced, tuned, costs);
+  const auto choice = select(executor_->topology(), like, forced, tuned, costs, most_links_);
   if (choice.ok()) choices_.emplace_back(remembered, *choice);
   return choice;
 }

@@ -96,6 +96,7 @@ class CommunicatorImpl {
   std::string transports_;
   Numerics numerics_;
   std::optional<TunedShape> tuned_;
+  const int most_links_;
   CommunicatorOptions options_;
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::uint32_t> groups_made_;  // how often, by members: gives each group a number of its own

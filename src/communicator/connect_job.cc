@@ -9,13 +9,14 @@
 
 #include <fmt/format.h>
 
-#include <shoal/limits.h>
-
 #include "src/algorithms/algorithm.h"
 #include "src/base/deadline.h"
 #include "src/base/text.h"
+#include "src/communicator/link_room.h"
+#include "src/communicator/overlay/overlay_control.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
+#include "src/communicator/usual_links.h"
 #include "src/join/socket.h"
 #include "src/join/startup_exchange.h"
 #include "src/join/startup_watch.h"
@@ -23,11 +24,14 @@
 #include "src/machine/cores.h"
 #include "src/machine/placing.h"
 #include "src/progress/progress_thread.h"
+#include "src/progress/remote_control.h"
 #include "src/settings/settings.h"
 #include "transports/ofi/ofi.h"
 #include "transports/shm/arena.h"
+#include "transports/shm/host_memory.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/shm.h"
+#include "transports/tcp/keeper_sockets.h"
 #include "transports/tcp/tcp.h"
 #include "transports/ucx/ucx.h"
 
@@ -36,8 +40,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-static_assert(shm::kMaxRanks == kMaxHostRanks, "transports do not include the public limits");
 
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kNetworkTileBytes = 256 << 10;
@@ -113,6 +115,9 @@ Status choose_numerics(JobConfig& config) {
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
+  const auto overlay = integer_setting("SHOAL_OVERLAY", 0, 1);
+  if (!overlay.ok()) return overlay.status();
+  config.overlay = *overlay == 1;
   const auto numerics = setting_among("SHOAL_NUMERICS", {"measured", "repeatable", "strict"});
   if (!numerics.ok()) return numerics.status();
   if (*numerics == "measured") config.numerics = Numerics::measured;
@@ -136,7 +141,14 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
+  const auto connect = setting_among("SHOAL_CONNECT", {"all", "usual", "none"});
+  if (!connect.ok()) return connect.status();
+  if (*connect == "usual") config.connect = ConnectAtStart::usual;
+  if (*connect == "none") config.connect = ConnectAtStart::none;
   if (Status status = choose_protection(options, config); !status.ok()) return status;
+  const auto link_memory = bytes_setting("SHOAL_LINK_MEMORY", kLeastLinkMemory, kMostLinkMemory);
+  if (!link_memory.ok()) return link_memory.status();
+  config.link_memory_bytes = *link_memory;
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 2);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy > 0;
@@ -145,7 +157,7 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   config.network_tile_bytes = kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);
-    if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
+    if (!tile.ok() || *tile < kLeastTileBytes || *tile > (8 << 20) || *tile % kLeastTileBytes != 0) {
       return Status(StatusCode::invalid_argument,
                     fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", wanted));
     }
@@ -170,10 +182,6 @@ Topology topology_from(const std::vector<std::string>& identities) {
   }
   return topology;
 }
-
-// Makes rings larger than a core's second-level cache: a slot that the peer's cache still holds is slow to write again. With
-// many peers, other traffic evicts the slots, so that smaller rings suffice and save memory.
-int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / peers), 4, 16); }
 
 // A transport during set-up, and the peers that it connects.
 struct TransportSetup {
@@ -342,6 +350,7 @@ Result<ConnectedJob> connect_alone(const CommunicatorOptions& options) {
 struct Opened {
   ProgressEngineParts parts;
   TransportSetup control{{}, {}, "control"};
+  std::unique_ptr<tcp::KeeperSockets> keeper;  ///< of the overlay, where the job uses it
   TransportSetup shm{{}, {}, "shared memory"};
   TransportSetup network{{}, {}, "network"};
 };
@@ -372,6 +381,7 @@ class JobStart {
 
  private:
   [[nodiscard]] const JobConfig& config() const noexcept { return decision_.config; }
+  [[nodiscard]] bool uses_overlay() const { return config().overlay && hosts_->hosts() > 1; }
   [[nodiscard]] int node() const { return parts_.topology.node_of_rank[static_cast<std::size_t>(rank_)]; }
   [[nodiscard]] ConnectDeadline time_limit() {
     return ConnectDeadline(exchange_.deadline(), [this] { return exchange_.check(); });
@@ -422,6 +432,13 @@ class JobStart {
       masks_.push_back(host[1]);
     }
     parts_.topology = topology_from(identities);
+    // By the largest host: the ranks of a group must have the same tiles.
+    if (config().use_shm)
+      decision_.config.tile_bytes =
+          tile_that_fits(config().tile_bytes, most_ranks_of_a_node(parts_.topology), config().link_memory_bytes);
+    std::vector<bool> sees_end;
+    for (const auto& host : *hosts) sees_end.push_back(!host[2].empty());
+    hosts_ = control_hosts(parts_.topology, config().use_shm, sees_end);
     local_control_ = config().use_shm && std::ranges::all_of(parts_.topology.ranks_of_node(node()), [&](int local) {
                        return !(*hosts)[static_cast<std::size_t>(local)][2].empty();
                      });
@@ -469,7 +486,7 @@ class JobStart {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       const bool same_node = parts_.topology.node_of_rank[static_cast<std::size_t>(peer)] == node();
-      if (!(same_node && local_control_)) opened_.control.peers.push_back(peer);
+      if (!(same_node && local_control_) && !uses_overlay()) opened_.control.peers.push_back(peer);
       if (!(same_node && config().use_shm) && config().network == Network::none) {
         return {StatusCode::unsupported, fmt::format("rank {} runs on another host, in another container or as another "
                                                      "user, where shm cannot connect it; allow tcp, ofi or "
@@ -483,7 +500,7 @@ class JobStart {
 
   /// Connections for control messages to the ranks with which this one shares no memory.
   Status open_control() {
-    if (opened_.control.peers.empty()) return {};
+    if (opened_.control.peers.empty() && !uses_overlay()) return {};
     TcpOptions options = tcp_options(config(), link_key_, lost_after_, rank_, size_, "control", 0x636F6E74726F6C);
     options.sockets_per_peer = 1;
     options.tile_bytes = kControlTileBytes;
@@ -491,14 +508,18 @@ class JobStart {
     options.integrity = config().integrity != Integrity::off;  // cheap, because control messages are small
     // Control messages must survive the failure of a rail, as data does.
     if (auto rails = split_at_commas(setting("SHOAL_RAILS")); rails.size() > 1) options.rails = std::move(rails);
-    auto transport = make_tcp_transport(options);
-    if (!transport.ok() && config().network != Network::tcp) {
-      options.rails.clear();  // they may be NICs without an IP address
-      transport = make_tcp_transport(options);
-    }
-    if (!transport.ok()) return transport.status();
-    opened_.control.transport = std::move(transport).value();
-    return {};
+    const auto open = [&options](auto make, auto& target, bool without_rails) -> Status {
+      auto made = make(options);
+      if (!made.ok() && without_rails) {
+        options.rails.clear();  // they may be NICs without an IP address
+        made = make(options);
+      }
+      if (made.ok()) target = std::move(made).value();
+      return made.status();
+    };
+    const bool without_rails = config().network != Network::tcp;
+    if (uses_overlay()) return open(tcp::KeeperSockets::open, opened_.keeper, without_rails);
+    return open(make_tcp_transport, opened_.control.transport, without_rails);
   }
 
   Status open_transports() {
@@ -508,6 +529,7 @@ class JobStart {
       options.job_id = config().job_id;
       options.tile_bytes = config().tile_bytes;
       options.slots = ring_slots(opened_.shm.peers.size());
+      options.link_memory_bytes = config().link_memory_bytes;
       options.single_copy = config().single_copy;
       auto made = make_shm_transport(options);
       if (!made.ok()) return made.status();
@@ -529,9 +551,11 @@ class JobStart {
     const auto address_of = [](const TransportSetup& setup) {
       return setup.transport == nullptr ? std::string() : setup.transport->address();
     };
-    const auto all = gather_texts(exchange_, "addresses",
-                                  {address_of(opened_.control), address_of(opened_.shm), address_of(opened_.network)});
+    const std::string control = opened_.keeper != nullptr ? opened_.keeper->address() : address_of(opened_.control);
+    const auto all = gather_texts(
+        exchange_, "addresses", {control, address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget())});
     if (!all.ok()) return all.status();
+    if (Status status = agree_on_budget(*all); !status.ok()) return status;
     const auto addresses = [&all](std::size_t i) {
       std::vector<std::string> found;
       for (const auto& of_rank : *all) found.push_back(of_rank[i]);
@@ -540,17 +564,64 @@ class JobStart {
     if (Status status = connect_control(addresses(0)); !status.ok()) return status;
     if (Status status = add_links(opened_.shm, addresses(1)); !status.ok()) return status;
     if (Status status = add_local_control(); !status.ok()) return status;
-    return add_links(opened_.network, addresses(2));
+    if (opened_.network.transport != nullptr && config().connect != ConnectAtStart::all) {
+      opened_.network.transport->connect_only(config().connect == ConnectAtStart::none
+                                                  ? std::vector<int>()
+                                                  : usual_peers(parts_.topology, rank_, config().algorithm, most_links_));
+    }
+    if (!uses_overlay()) return add_links(opened_.network, addresses(2));
+    auto overlay = start_overlay(addresses(0));
+    if (!overlay.ok()) return overlay.status();
+    if (Status status = add_links(opened_.network, addresses(2)); !status.ok()) return status;
+    startup_waits_for("connections for control messages between hosts");
+    return (*overlay)->wait_connected(time_limit());
+  }
+
+  /// Control messages between hosts.
+  Result<OverlayControl*> start_overlay(std::vector<std::string> addresses) {
+    std::unique_ptr<shm::HostMemory> memory;
+    if (hosts_->ranks_of(hosts_->host_of(rank_)).size() > 1) {
+      auto opened = open_host_memory(*parts_.transports.back());
+      if (!opened.ok()) return opened.status();
+      memory = std::move(opened).value();
+    }
+    auto overlay =
+        OverlayControl::start(*hosts_, rank_, lost_after_, std::move(opened_.keeper), std::move(addresses), std::move(memory));
+    if (!overlay.ok()) return overlay.status();
+    OverlayControl* const started = overlay->get();
+    parts_.control->add(std::move(overlay).value());
+    return started;
+  }
+
+  /// With how many ranks of other hosts this process can have connections for data.
+  [[nodiscard]] std::size_t own_budget() const {
+    constexpr std::size_t kForControl = 2;  // descriptors for each peer
+    constexpr std::size_t kForSharedMemory = 3;
+    const auto sockets = static_cast<std::size_t>(config().sockets_per_peer) + 1;
+    const auto in_host = static_cast<std::size_t>(std::ranges::count_if(
+        opened_.network.peers, [&](int peer) { return parts_.topology.link_class(rank_, peer) != LinkClass::network; }));
+    return link_budget(
+        kForControl * opened_.control.peers.size() + kForSharedMemory * opened_.shm.peers.size() + sockets * in_host, sockets);
+  }
+
+  /// The smallest budget counts, since all ranks choose the same algorithms.
+  Status agree_on_budget(const std::vector<std::vector<std::string>>& of_ranks) {
+    std::size_t least = of_ranks.size();
+    for (const auto& texts : of_ranks) {
+      const auto theirs = parse_bytes(texts[3]);
+      if (!theirs.ok()) return {StatusCode::internal, "startup: a rank published a malformed number of connections"};
+      least = std::min<std::size_t>(least, *theirs);
+    }
+    if (config().network == Network::tcp && least + 1 < of_ranks.size()) most_links_ = std::max(static_cast<int>(least), 1);
+    return {};
   }
 
   Status connect_control(const std::vector<std::string>& addresses) {
-    std::vector<std::unique_ptr<Link>> links;
-    if (opened_.control.transport != nullptr) {
-      auto connected = connect(opened_.control, addresses, time_limit());
-      if (!connected.ok()) return connected.status();
-      links = std::move(connected).value();
-    }
-    parts_.control = std::make_unique<ControlPlane>(std::move(opened_.control.transport), std::move(links));
+    parts_.control = std::make_unique<ControlPlane>();
+    if (opened_.control.transport == nullptr) return {};
+    auto links = connect(opened_.control, addresses, time_limit());
+    if (!links.ok()) return links.status();
+    parts_.control->add(std::make_unique<RemoteControl>(std::move(opened_.control.transport), std::move(links).value()));
     return {};
   }
 
@@ -599,8 +670,11 @@ class JobStart {
   }
 
   Result<ConnectedJob> finish() {
-    ConnectedJob job{
-        {}, transports_between(parts_.topology, config().use_shm, to_string(config().network)), config().numerics, {}};
+    ConnectedJob job{{},
+                     transports_between(parts_.topology, config().use_shm, to_string(config().network)),
+                     config().numerics,
+                     {},
+                     most_links_};
     const bool tunes = rank_ == 0 && config().tuned;
     const std::string tuning = tunes ? tuning_text(decision_.table, parts_.topology, job.transports) : std::string();
     const auto ready = exchange_.last_all_gather("ready", join_texts(std::vector{costs_, tuning}));
@@ -632,8 +706,10 @@ class JobStart {
   std::chrono::milliseconds lost_after_{0};
   Decision decision_;
   Key link_key_{};
+  std::optional<HostTable> hosts_;  // of the overlay
   bool local_control_ = false;      // control messages in this host need no connections
   std::vector<std::string> masks_;  // of the cores of each rank
+  int most_links_ = 0;              // ConnectedJob::most_links
   std::string costs_;               // of the links, as rank 0 publishes them
   OwnPlace place_;
 };

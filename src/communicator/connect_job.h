@@ -23,6 +23,7 @@ struct ConnectedJob {
   std::string transports;  ///< all that are in use between the ranks: transports_between()
   Numerics numerics = Numerics::by_class;
   std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, if it covers these ranks
+  int most_links = 0;               ///< see select()
 };
 
 /// Determines the node of each rank, chooses a transport for every pair of ranks, connects them, measures the links, and

@@ -8,6 +8,7 @@
 #include <shoal/shoal.h>
 
 #include "src/base/printable.h"
+#include "src/communicator/link_room.h"
 
 namespace shoal {
 namespace {
@@ -87,12 +88,15 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"network", static_cast<std::uint8_t>(config.network)},
               {"tile_bytes", config.tile_bytes},
               {"network_tile_bytes", config.network_tile_bytes},
+              {"link_memory_bytes", config.link_memory_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
+              {"connect", static_cast<std::uint8_t>(config.connect)},
               {"integrity", static_cast<std::uint8_t>(config.integrity)},
               {"compression", static_cast<std::uint8_t>(config.compression)},
               {"encryption", config.encryption},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
+              {"overlay", config.overlay},
               {"numerics", static_cast<std::uint8_t>(config.numerics)},
               {"tuned", config.tuned},
               {"salt", config.salt},
@@ -114,15 +118,18 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.algorithm = read.text("algorithm", kLongestName);
   config.use_shm = read.flag("use_shm");
   config.network = static_cast<Network>(read.number("network", 0, static_cast<std::uint64_t>(Network::ucx)));
-  config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
+  config.tile_bytes = read.number("tile_bytes", kLeastTileBytes, 8 << 20);
   config.network_tile_bytes = read.number("network_tile_bytes", config.tile_bytes, 8 << 20);
+  config.link_memory_bytes = read.number("link_memory_bytes", kLeastLinkMemory, kMostLinkMemory);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
+  config.connect = static_cast<ConnectAtStart>(read.number("connect", 0, static_cast<std::uint64_t>(ConnectAtStart::none)));
   config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
   config.compression =
       static_cast<Compression>(read.number("compression", 0, static_cast<std::uint64_t>(Compression::measured)));
   config.encryption = read.flag("encryption");
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");
+  config.overlay = read.flag("overlay");
   config.numerics = static_cast<Numerics>(read.number("numerics", 0, static_cast<std::uint64_t>(Numerics::strict)));
   config.tuned = read.flag("tuned");
   config.salt = read.text("salt", kSaltBytes);

@@ -27,19 +27,25 @@ enum class Network : std::uint8_t { none = 0, tcp = 1, ofi = 2, ucx = 3 };
 /// "tcp"; "" for none.
 const char* to_string(Network network) noexcept;
 
+/// Which links to other hosts are connected at start-up; the others are connected at first use.
+enum class ConnectAtStart : std::uint8_t { all = 0, usual = 1, none = 2 };
+
 struct JobConfig {
   std::uint64_t job_id = 0;
   std::string algorithm;
   bool use_shm = true;
   Network network = Network::tcp;
   std::size_t tile_bytes = 64 << 10;
-  std::size_t network_tile_bytes = 64 << 10;  ///< for large messages between nodes; at least tile_bytes
+  std::size_t network_tile_bytes = 64 << 10;               ///< for large messages between nodes; at least tile_bytes
+  std::size_t link_memory_bytes = std::size_t{256} << 20;  ///< of a rank, for links inside its host
   int sockets_per_peer = 1;
+  ConnectAtStart connect = ConnectAtStart::all;
   Integrity integrity = Integrity::off;
   Compression compression = Compression::off;
   bool encryption = false;  ///< all traffic between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy directly from and to each other's memory
   bool probe = true;
+  bool overlay = false;  ///< control messages between hosts go through one rank of each host
   Numerics numerics = Numerics::by_class;
   bool tuned = false;  ///< rank 0 has a table of measured times
   std::string salt;    ///< random text, so that the link keys of this job differ from those of all earlier jobs

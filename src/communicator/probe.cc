@@ -59,6 +59,12 @@ class Prober {
         waits_(may_spin),
         give_up_(give_up) {}
 
+  /// The link may be one that is connected on request.
+  bool connect() {
+    link_.request(/*peer_too=*/true);
+    return until([&] { return link_.connected(); });
+  }
+
   /// `wire`: over a network, sending has a considerable overhead, which is measured too. With `latency_only` all other costs
   /// are zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
@@ -336,22 +342,6 @@ int probe_partner(const Topology& topology, int rank, LinkClass wire) {
   return rank == here[0] ? here[1] : here[0];
 }
 
-// Makes all leaders on a network begin together: a pair that has the machine or the network to itself would measure what no
-// collective will see. Does nothing where there is only one pair.
-Status begin_together(StartupExchange& exchange, const Topology& topology, int rank) {
-  if (topology.nodes() < 4) return {};
-  constexpr std::string_view kGo = "probe/go";
-  if (rank != 0) {
-    if (Status status = exchange.publish(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
-    return exchange.fetch("probe", 0, kGo).status();
-  }
-  for (int node = 2; node + 1 < topology.nodes(); node += 2) {
-    const int leader = std::min(topology.ranks_of_node(node).front(), topology.ranks_of_node(node + 1).front());
-    if (const auto there = exchange.fetch("probe", leader, fmt::format("probe/{}", leader)); !there.ok()) return there.status();
-  }
-  return exchange.publish(kGo, "");
-}
-
 // Whether work that takes `us_per_byte` is cheap compared with the time of the network for a byte.
 bool is_little(double us_per_byte, const Topology& topology) {
   constexpr double kMostPart = 0.03;
@@ -367,17 +357,15 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
     const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
     const auto index = static_cast<std::size_t>(link - parts.links.begin());
     const bool leads = parts.rank < peer;
-    if (leads && wire == LinkClass::network) {
-      if (Status status = begin_together(exchange, topology, parts.rank); !status.ok()) return status;
-    }
     auto& transport = *parts.transports[parts.transport_of_link[index]];
     // On a busy machine the peer may come here seconds later.
     Prober prober(transport, **link, may_spin(parts), exchange.deadline());
-    const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
+    const bool connected = prober.connect();
+    const auto cost = leads && connected ? prober.lead(wire, parts.rank != 0) : std::nullopt;
     std::optional<double> gain = topology.one_copy_gain;
     if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
       gain = prober.compare_copies();
-    if (leads ? !cost || !gain || !prober.end() : !prober.follow())
+    if (leads ? !cost || !gain || !prober.end() : !connected || !prober.follow())
       return {StatusCode::peer_failed,
               fmt::format("startup: measuring the link to rank {} failed: {}", peer, prober.failure())};
     if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
@@ -390,6 +378,10 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
 }  // namespace
 
 Result<std::string> measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool measure) {
+  // All pairs begin together: one that has the machine or the network to itself would measure what no collective will see.
+  if (measure && parts.topology.nodes() >= 4) {
+    if (const auto all = exchange.all_gather("probe", ""); !all.ok()) return all.status();
+  }
   if (Status status = measure ? measure_links(exchange, parts) : Status(); !status.ok()) return status;
   return parts.rank == 0 ? costs_text(parts.topology) : std::string();
 }

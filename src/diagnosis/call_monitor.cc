@@ -162,10 +162,7 @@ bool CallMonitor::waits(std::uint64_t oldest, Time first_deadline, Time now) {
 }
 
 std::vector<CallMonitor::WaitMessage> CallMonitor::misses(const CallSignature& call, const Late& late, Time now) {
-  if (std::exchange(record_due_, false)) {
-    record_->absent = set_of(late.absent);
-    record_->slow = set_of(late.slow);
-  }
+  if (std::exchange(record_due_, false)) record_.set_late(late.absent, late.slow);
   if (!std::exchange(report_due_, false)) return {};
   StragglerDetector::Words words = straggler_detector_.tell(late, now);
   words.call = call;
@@ -192,8 +189,7 @@ std::vector<std::byte> CallMonitor::wait_message(std::uint64_t sequence, const C
 bool CallMonitor::message_waits(std::uint64_t number, Time now) { return record_.wait(number, true, now); }
 
 void CallMonitor::record_message(int peer, const std::string& what) {
-  record_->absent = record_->slow = {};
-  if (peer >= 0) record_->slow.insert(peer);
+  record_.set_late({}, {&peer, peer >= 0 ? 1U : 0U});
   set_text(record_->words, what);
 }
 

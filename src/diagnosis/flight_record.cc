@@ -23,16 +23,12 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/diagnosis/call_history.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
-
-RankSet set_of(const std::vector<int>& ranks) noexcept {
-  RankSet set;
-  for (const int rank : ranks) set.insert(rank);
-  return set;
-}
 
 namespace {
 
@@ -99,23 +95,26 @@ void remove_flight_records(const fs::path& job) {
 }
 
 /// Calls `look` with each page in use of the flight record at `path`. Returns its header; null where there is none.
-std::unique_ptr<FlightRecordHeader> read_flight_record(const std::string& path,
-                                                       const std::function<void(const FlightRecordPage&)>& look) {
+std::unique_ptr<FlightRecordHeader> read_flight_record(
+    const std::string& path, const std::function<void(const FlightRecordLayout&, FlightRecordPage&)>& look) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
   const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
     return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
   };
   auto header = std::make_unique<FlightRecordHeader>();
-  const auto page = std::make_unique<FlightRecordPage>();
-  const bool well = read(0, header.get(), sizeof *header) && header->magic == kFlightRecordMagic &&
-                    header->version == kFlightRecordVersion && header->page_bytes == sizeof(FlightRecordPage);
-  for (std::uint32_t i = 0; well && i < std::min(header->pages, kFlightRecordPages); ++i) {
-    if (!read(kFlightRecordHeaderBytes + i * sizeof(FlightRecordPage), page.get(), sizeof(FlightRecordPage))) break;
-    if (page->state.load() != 0) look(*page);
+  const auto layout = read(0, header.get(), sizeof *header) ? layout_of(*header) : std::nullopt;
+  if (layout) {
+    FlightRecordPageMemory memory(*layout);
+    FlightRecordPage& page = memory.page();
+    for (std::uint32_t i = 0; i < header->pages; ++i) {
+      if (!read(layout->page_offset(i), &page, layout->page_bytes())) break;
+      if (page.state.load() != 0) look(*layout, page);
+    }
+  } else {
+    header.reset();
   }
   ::close(fd);
-  if (!well) header.reset();
   return header;
 }
 
@@ -139,10 +138,12 @@ bool is_older(const fs::path& folder, std::int64_t limit_ns) {
   std::int64_t last = 0;
   std::error_code error;
   for (const auto& file : fs::directory_iterator(folder, error)) {
-    const auto header = read_flight_record(file.path(), [](const FlightRecordPage&) {});
+    const auto header = read_flight_record(file.path(), [](const FlightRecordLayout&, FlightRecordPage&) {});
     if (header == nullptr) continue;
     last = std::max(last, last_sign_ns(*header, nullptr));
-    read_flight_record(file.path(), [&](const FlightRecordPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
+    read_flight_record(file.path(), [&](const FlightRecordLayout&, FlightRecordPage& page) {
+      last = std::max(last, last_sign_ns(*header, &page));
+    });
   }
   return last < limit_ns;
 }
@@ -165,14 +166,23 @@ Living& living() {
 }
 
 /// Where the page has a message that waits: the rank of the job at its other end.
-std::optional<int> other_end(const FlightRecordPage& page) {
-  for (int rank = 0; rank < std::min<int>(page.ranks, kFlightRecordMembers); ++rank) {
-    if (page.slow.contains(rank)) return page.members[static_cast<std::size_t>(rank)];
-  }
-  return std::nullopt;
+std::optional<int> other_end(const FlightRecordLayout& layout, FlightRecordPage& page) {
+  const auto slow = layout.slow(page);
+  const auto found = std::ranges::find_if(slow, [](std::uint64_t part) { return part != 0; });
+  if (found == slow.end()) return std::nullopt;
+  const auto rank = static_cast<std::size_t>((found - slow.begin()) * 64 + std::countr_zero(*found));
+  return rank < layout.ranks ? std::optional(layout.members(page)[rank]) : std::nullopt;
 }
 
 }  // namespace
+
+std::optional<FlightRecordLayout> layout_of(const FlightRecordHeader& header) noexcept {
+  const FlightRecordLayout layout{static_cast<std::size_t>(std::clamp(header.ranks, 1, kMaxJobRanks))};
+  const bool known = header.magic == kFlightRecordMagic && header.version == kFlightRecordVersion &&
+                     static_cast<std::int64_t>(layout.ranks) == header.ranks && header.page_bytes == layout.page_bytes() &&
+                     header.pages <= kFlightRecordPages;
+  return known ? std::optional(layout) : std::nullopt;
+}
 
 std::int64_t last_sign_ns(const FlightRecordHeader& header, const FlightRecordPage* page) noexcept {
   if (page == nullptr) return header.system_ns;
@@ -267,11 +277,12 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
   const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return refuse(system_error("SHOAL_FLIGHT_RECORD: cannot write " + path, errno));
-  int error = ::ftruncate(fd, static_cast<off_t>(kFlightRecordFileBytes)) == 0 ? 0 : errno;
-  if (error == 0) error = take_room(fd, 0, kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
+  const FlightRecordLayout layout{owner.node_of_rank.size()};
+  int error = ::ftruncate(fd, static_cast<off_t>(layout.file_bytes())) == 0 ? 0 : errno;
+  if (error == 0) error = take_room(fd, 0, layout.page_offset(1));
   void* memory = MAP_FAILED;
   if (error == 0) {
-    memory = ::mmap(nullptr, kFlightRecordFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    memory = ::mmap(nullptr, layout.file_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) error = errno;
   }
   if (error != 0) {
@@ -281,6 +292,7 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
     return refuse(system_error("SHOAL_FLIGHT_RECORD: cannot write " + path, error));
   }
   auto header = std::make_unique<FlightRecordHeader>();
+  header->page_bytes = static_cast<std::uint32_t>(layout.page_bytes());
   header->pid = ::getpid();
   header->rank = owner.rank;
   header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
@@ -294,8 +306,8 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
   ::gethostname(host.data(), host.size() - 1);
   set_text(header->job, owner.job);
   set_text(header->host, host.data());
-  for (std::size_t rank = 0; rank < std::min(owner.node_of_rank.size(), kFlightRecordMembers); ++rank)
-    header->node_of_rank[rank] = static_cast<std::uint16_t>(owner.node_of_rank[rank]);
+  std::ranges::transform(owner.node_of_rank, layout.node_of_rank(*static_cast<FlightRecordHeader*>(memory)).begin(),
+                         [](int node) { return static_cast<std::uint16_t>(node); });
   header->pages = kFlightRecordPages;
   // The magic is written last: until then a reader finds a file that is still being made.
   constexpr std::size_t kMagicBytes = sizeof header->magic;
@@ -303,11 +315,11 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
               sizeof *header - kMagicBytes);
   std::atomic_ref(*static_cast<std::uint64_t*>(memory))
       .store(std::bit_cast<std::uint64_t>(header->magic), std::memory_order_release);
-  return std::shared_ptr<FlightRecord>(new FlightRecord(path, fd, static_cast<std::byte*>(memory)));
+  return std::shared_ptr<FlightRecord>(new FlightRecord(path, fd, static_cast<std::byte*>(memory), layout));
 }
 
-FlightRecord::FlightRecord(std::string path, int fd, std::byte* memory) noexcept
-    : path_(std::move(path)), fd_(fd), memory_(memory), pid_(::getpid()) {
+FlightRecord::FlightRecord(std::string path, int fd, std::byte* memory, const FlightRecordLayout& layout) noexcept
+    : path_(std::move(path)), fd_(fd), memory_(memory), layout_(layout), pid_(::getpid()) {
   const std::scoped_lock lock(living().mutex);
   living().flight_records.push_back(this);
 }
@@ -320,7 +332,7 @@ FlightRecord::~FlightRecord() {
   bool failed = false;
   for (std::uint32_t i = 0; i < with_room_.load(); ++i) failed |= page(i)->state.load() == kFlightRecordFailed;
   if (!failed) remove_file();
-  ::munmap(memory_, kFlightRecordFileBytes);
+  ::munmap(memory_, layout_.file_bytes());
   ::close(fd_);
 }
 
@@ -331,7 +343,7 @@ std::string FlightRecord::path_of(int job_rank) const {
 Whereabouts FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
   Whereabouts in_ours;
   Whereabouts elsewhere;  // in a call of another communicator
-  const auto header = read_flight_record(path_of(job_rank), [&](const FlightRecordPage& page) {
+  const auto header = read_flight_record(path_of(job_rank), [&](const FlightRecordLayout& layout, FlightRecordPage& page) {
     const auto call = [&](std::uint64_t sequence) {
       return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kFlightRecordCalls]));
     };
@@ -347,7 +359,7 @@ Whereabouts FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
       const bool known = page.waiting_is_message != 0 && page.waiting_since_ns.load() != 0;
       words = known ? "in " + std::string(page.words.data(), ::strnlen(page.words.data(), page.words.size())) : "";
       if (words.size() <= 3) words = "in a send or recv";
-      if (known) waits_for = other_end(page);
+      if (known) waits_for = other_end(layout, page);
     }
     if (page.name != name) {
       const bool busy = !words.empty() && page.state.load() != kFlightRecordFailed;
@@ -368,7 +380,7 @@ Whereabouts FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
 
 std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t name) const {
   std::optional<CallHistory> calls;
-  read_flight_record(path_of(job_rank), [&](const FlightRecordPage& page) {
+  read_flight_record(path_of(job_rank), [&](const FlightRecordLayout&, FlightRecordPage& page) {
     if (page.name == name) calls = latest_calls(page);
   });
   return calls;
@@ -377,7 +389,7 @@ std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t na
 bool FlightRecord::of_this_process() const noexcept { return ::getpid() == pid_; }
 
 FlightRecordPage* FlightRecord::page(std::uint32_t index) const noexcept {
-  return reinterpret_cast<FlightRecordPage*>(memory_ + kFlightRecordHeaderBytes + index * sizeof(FlightRecordPage));
+  return reinterpret_cast<FlightRecordPage*>(memory_ + layout_.page_offset(index));
 }
 
 FlightRecordPage* FlightRecord::take_page() noexcept {
@@ -388,9 +400,7 @@ FlightRecordPage* FlightRecord::take_page() noexcept {
     if (page(i)->state.compare_exchange_strong(free, kFlightRecordOpen)) return page(i);
   }
   if (with_room == kFlightRecordPages) return nullptr;
-  if (const int error =
-          take_room(fd_, kFlightRecordHeaderBytes + with_room * sizeof(FlightRecordPage), sizeof(FlightRecordPage));
-      error != 0) {
+  if (const int error = take_room(fd_, layout_.page_offset(with_room), layout_.page_bytes()); error != 0) {
     warn_once(reinterpret_cast<const FlightRecordHeader*>(memory_)->rank,
               system_error("cannot write " + path_, error).message());
     return nullptr;
@@ -420,20 +430,34 @@ void FlightRecord::leave_file_of_ended_process() noexcept {
 FlightRecordEntry::FlightRecordEntry(std::shared_ptr<FlightRecord> flight_record, std::uint32_t communicator, int rank,
                                      std::span<const int> members, std::uint64_t name)
     : flight_record_(std::move(flight_record)), page_(flight_record_ == nullptr ? nullptr : flight_record_->take_page()) {
-  if (page_ == nullptr) {
-    own_ = std::make_unique<FlightRecordPage>();
-    page_ = own_.get();
+  if (page_ != nullptr) {
+    layout_ = flight_record_->layout();
+  } else {
+    layout_.ranks = members.size();
+    page_ = &own_.emplace(layout_).page();
     page_->state.store(kFlightRecordOpen);
   }
   page_->started.store(0), page_->ended.store(0), page_->messages.store(0), page_->messages_ended.store(0);
   page_->waiting_since_ns.store(0);
-  page_->absent = page_->slow = {};
+  set_late({}, {});
   page_->communicator = communicator;
   page_->name = name;
   page_->rank = rank;
   page_->ranks = static_cast<std::int32_t>(members.size());
   page_->cause_code = 0;
-  std::copy_n(members.begin(), std::min(members.size(), kFlightRecordMembers), page_->members.begin());
+  std::copy_n(members.begin(), std::min(members.size(), layout_.ranks), layout_.members(*page_).begin());
+}
+
+void FlightRecordEntry::set_late(std::span<const int> absent, std::span<const int> slow) noexcept {
+  const auto write = [](std::span<std::uint64_t> parts, std::span<const int> ranks) {
+    std::ranges::fill(parts, 0);
+    for (const int rank : ranks) {
+      const auto part = static_cast<std::size_t>(rank) / RankSet::kPartRanks;
+      if (part < parts.size()) parts[part] |= std::uint64_t{1} << (static_cast<std::size_t>(rank) % RankSet::kPartRanks);
+    }
+  };
+  write(layout_.absent(*page_), absent);
+  write(layout_.slow(*page_), slow);
 }
 
 FlightRecordEntry::~FlightRecordEntry() {

@@ -17,34 +17,19 @@
 
 #include <shoal/status.h>
 
+#include "src/diagnosis/rank_set.h"
 #include "src/diagnosis/signature.h"
 
 namespace shoal {
 
 struct CallHistory;
 
-inline constexpr std::size_t kFlightRecordCalls = 256;     ///< calls of a communicator that are remembered
-inline constexpr std::size_t kFlightRecordMembers = 4096;  ///< ranks of a communicator that are recorded one by one
-inline constexpr std::uint32_t kFlightRecordPages = 64;    ///< communicators of a process that are recorded
-inline constexpr std::uint32_t kFlightRecordVersion = 3;   ///< of the file format
-inline constexpr std::uint32_t kFlightRecordOpen = 1;      ///< FlightRecordPage::state: in use
-inline constexpr std::uint32_t kFlightRecordFailed = 2;    ///< closed with `cause`
+inline constexpr std::size_t kFlightRecordCalls = 256;    ///< calls of a communicator that are remembered
+inline constexpr std::uint32_t kFlightRecordPages = 64;   ///< communicators of a process that are recorded
+inline constexpr std::uint32_t kFlightRecordVersion = 4;  ///< of the file format
+inline constexpr std::uint32_t kFlightRecordOpen = 1;     ///< FlightRecordPage::state: in use
+inline constexpr std::uint32_t kFlightRecordFailed = 2;   ///< closed with `cause`
 inline constexpr std::array<char, 8> kFlightRecordMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
-
-/// A set of the first kFlightRecordMembers ranks.
-struct RankSet {
-  std::array<std::uint64_t, kFlightRecordMembers / 64> bits{};
-
-  void insert(int rank) noexcept {
-    const auto at = static_cast<std::size_t>(rank);
-    if (at < kFlightRecordMembers) bits[at / 64] |= std::uint64_t{1} << (at % 64);
-  }
-  [[nodiscard]] bool contains(int rank) const noexcept {
-    const auto at = static_cast<std::size_t>(rank);
-    return at < kFlightRecordMembers && (bits[at / 64] >> (at % 64) & 1) != 0;
-  }
-};
-RankSet set_of(const std::vector<int>& ranks) noexcept;
 
 /// What a rank is in.
 struct Whereabouts {
@@ -53,7 +38,7 @@ struct Whereabouts {
 };
 
 /// One communicator of one rank, as it lies in memory and in the file. A process that reads it from outside may find it half
-/// written: any bytes are a valid page.
+/// written: any bytes are a valid page. Behind it lie the parts that grow with the job: see FlightRecordLayout.
 ///
 /// A call writes one entry of `calls` (its signature) and the first cache line here, nothing else, and reads no clock.
 struct alignas(64) FlightRecordPage {
@@ -72,8 +57,6 @@ struct alignas(64) FlightRecordPage {
   std::atomic<std::uint64_t> seen_ns{0};                       ///< steady clock: when the rank last checked a wait
   std::uint64_t waiting_sequence = 0;                          ///< of a call, or of a message
   std::uint32_t waiting_is_message = 0;
-  RankSet absent;               ///< ranks that are not in the call
-  RankSet slow;                 ///< ranks that are, but whose data is missing
   std::array<char, 192> words;  ///< description of the message that waits
 
   // Once the communicator has failed.
@@ -81,16 +64,16 @@ struct alignas(64) FlightRecordPage {
   std::int64_t cause_at_ns = 0;  ///< system clock
   std::array<char, 512> cause;
 
-  std::array<std::int32_t, kFlightRecordMembers> members;  ///< rank in the job of each rank
-  std::array<CallSignature, kFlightRecordCalls> calls;     ///< by sequence, modulo kFlightRecordCalls
+  std::array<CallSignature, kFlightRecordCalls> calls;  ///< by sequence, modulo kFlightRecordCalls
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// The front of a flight record's file. Texts end with a zero or with their array.
+/// The front of a flight record's file; behind it lies the node of each rank (FlightRecordLayout). Texts end with a zero or
+/// with their array.
 struct FlightRecordHeader {
   std::array<char, 8> magic = kFlightRecordMagic;
   std::uint32_t version = kFlightRecordVersion;
-  std::uint32_t page_bytes = sizeof(FlightRecordPage);
+  std::uint32_t page_bytes = 0;  ///< FlightRecordLayout::page_bytes()
   std::int32_t pid = 0;
   std::int32_t rank = 0;
   std::int32_t ranks = 0;
@@ -103,12 +86,55 @@ struct FlightRecordHeader {
   std::int64_t steady_ns = 0;
   std::array<char, 128> job;  ///< SHOAL_JOB_ID or what the launcher calls it; may be empty
   std::array<char, 128> host;
-  std::array<std::uint16_t, kFlightRecordMembers> node_of_rank;  ///< of the job's ranks
 };
 
-inline constexpr std::size_t kFlightRecordHeaderBytes = 12288;
-static_assert(sizeof(FlightRecordHeader) <= kFlightRecordHeaderBytes);
-inline constexpr std::size_t kFlightRecordFileBytes = kFlightRecordHeaderBytes + kFlightRecordPages * sizeof(FlightRecordPage);
+/// Where the parts of a flight record lie, by the number of ranks of the job. A value.
+///
+///   file = FlightRecordHeader, node of each rank | page | page ...;  page = FlightRecordPage, absent, slow, members
+struct FlightRecordLayout {
+  std::size_t ranks = 0;
+
+  [[nodiscard]] std::size_t set_parts() const noexcept { return (ranks + RankSet::kPartRanks - 1) / RankSet::kPartRanks; }
+  [[nodiscard]] std::size_t page_bytes() const noexcept {
+    const std::size_t bytes = sizeof(FlightRecordPage) + 2 * set_parts() * sizeof(std::uint64_t) + ranks * sizeof(std::int32_t);
+    return (bytes + alignof(FlightRecordPage) - 1) / alignof(FlightRecordPage) * alignof(FlightRecordPage);
+  }
+  [[nodiscard]] std::size_t header_bytes() const noexcept {
+    constexpr std::size_t kDiskPage = 4096;
+    return (sizeof(FlightRecordHeader) + ranks * sizeof(std::uint16_t) + kDiskPage - 1) / kDiskPage * kDiskPage;
+  }
+  [[nodiscard]] std::size_t page_offset(std::uint32_t index) const noexcept { return header_bytes() + index * page_bytes(); }
+  [[nodiscard]] std::size_t file_bytes() const noexcept { return page_offset(kFlightRecordPages); }
+
+  /// Ranks of the communicator that are not in the call: 64 in each part.
+  [[nodiscard]] std::span<std::uint64_t> absent(FlightRecordPage& page) const noexcept {
+    return {reinterpret_cast<std::uint64_t*>(&page + 1), set_parts()};
+  }
+  /// Ranks that are, but whose data is missing.
+  [[nodiscard]] std::span<std::uint64_t> slow(FlightRecordPage& page) const noexcept {
+    return {absent(page).data() + set_parts(), set_parts()};
+  }
+  /// Rank in the job of each rank.
+  [[nodiscard]] std::span<std::int32_t> members(FlightRecordPage& page) const noexcept {
+    return {reinterpret_cast<std::int32_t*>(slow(page).data() + set_parts()), ranks};
+  }
+  [[nodiscard]] std::span<std::uint16_t> node_of_rank(FlightRecordHeader& header) const noexcept {
+    return {reinterpret_cast<std::uint16_t*>(&header + 1), ranks};
+  }
+};
+
+/// Memory for a page that is no part of a mapped file: zero.
+class FlightRecordPageMemory {
+ public:
+  explicit FlightRecordPageMemory(const FlightRecordLayout& layout) : lines_(layout.page_bytes() / sizeof(Line)) {}
+  [[nodiscard]] FlightRecordPage& page() noexcept { return *reinterpret_cast<FlightRecordPage*>(lines_.data()); }
+
+ private:
+  struct alignas(FlightRecordPage) Line {
+    std::array<std::byte, alignof(FlightRecordPage)> bytes{};
+  };
+  std::vector<Line> lines_;
+};
 
 /// Copies as much of `text` as fits.
 template <std::size_t Room>
@@ -117,6 +143,8 @@ void set_text(std::array<char, Room>& room, std::string_view text) noexcept {
   text.substr(0, Room - 1).copy(room.data(), Room - 1);
 }
 
+/// Of a flight record with this header, which may hold any bytes. Nothing where it is of another version.
+std::optional<FlightRecordLayout> layout_of(const FlightRecordHeader& header) noexcept;
 /// The latest time (system clock, nanoseconds) at which the rank of a flight record has certainly lived. `page` null: by the
 /// header alone.
 std::int64_t last_sign_ns(const FlightRecordHeader& header, const FlightRecordPage* page) noexcept;
@@ -163,6 +191,7 @@ class FlightRecord {
   FlightRecord(const FlightRecord&) = delete;
   FlightRecord& operator=(const FlightRecord&) = delete;
 
+  [[nodiscard]] const FlightRecordLayout& layout() const noexcept { return layout_; }
   /// A page for a communicator; null where all are taken, or where the disk is full, which is reported once.
   FlightRecordPage* take_page() noexcept;
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -183,7 +212,7 @@ class FlightRecord {
   void leave_file_of_ended_process() noexcept;
 
  private:
-  FlightRecord(std::string path, int fd, std::byte* memory) noexcept;
+  FlightRecord(std::string path, int fd, std::byte* memory, const FlightRecordLayout& layout) noexcept;
   [[nodiscard]] FlightRecordPage* page(std::uint32_t index) const noexcept;
   [[nodiscard]] std::string path_of(int job_rank) const;
   void remove_file() noexcept;
@@ -191,6 +220,7 @@ class FlightRecord {
   std::string path_;
   int fd_;
   std::byte* memory_;
+  const FlightRecordLayout layout_;
   pid_t pid_;
   std::mutex mutex_;  // held while a page is taken
   // Number of pages, from the first, for which the disk has room. The other pages must not even be read: where the file lies
@@ -235,7 +265,7 @@ class FlightRecordEntry {
     if (!same) {
       page_->waiting_sequence = sequence;
       page_->waiting_is_message = is_message ? 1 : 0;
-      if (told_) page_->absent = page_->slow = {};  // short waits, of which there are many, write no sets
+      if (told_) set_late({}, {});  // short waits, of which there are many, write no sets
       told_ = false;
       page_->waiting_since_ns.store(now_ns, std::memory_order_release);
       page_->seen_ns.store(now_ns, std::memory_order_relaxed);
@@ -248,6 +278,8 @@ class FlightRecordEntry {
     page_->seen_ns.store(now_ns, std::memory_order_relaxed);
     return true;
   }
+  /// For which ranks of the communicator it waits.
+  void set_late(std::span<const int> absent, std::span<const int> slow) noexcept;
   void fail(const Status& cause) noexcept;
 
  private:
@@ -258,7 +290,8 @@ class FlightRecordEntry {
   }
 
   std::shared_ptr<FlightRecord> flight_record_;
-  std::unique_ptr<FlightRecordPage> own_;
+  FlightRecordLayout layout_;
+  std::optional<FlightRecordPageMemory> own_;
   FlightRecordPage* page_;
   std::uint64_t told_ns_ = 0;
   bool told_ = false;  // wait() has returned true for this wait

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+
+#include <shoal/limits.h>
 
 namespace shoal {
 namespace {
@@ -16,7 +19,8 @@ constexpr Span kMostLead = milliseconds(400);
 constexpr Span kMostGrace = milliseconds(100);
 constexpr Span kJustTold = milliseconds(10);  // a message sent so recently answers a question
 
-/// The header in front of the two sets.
+/// The header in front of the two sets. Each set: the numbers of its parts that are not empty, in ascending order, then the
+/// parts.
 struct Front {
   std::uint64_t sequence = 0;
   std::uint32_t asks = 0;
@@ -26,39 +30,72 @@ struct Front {
 };
 static_assert(sizeof(Front) == 40, "sent as bytes: no padding");
 
+using Number = std::uint16_t;  // of a part
+using Part = std::uint64_t;
+constexpr std::size_t kBytesOfPart = sizeof(Number) + sizeof(Part);
+static_assert(sizeof(Front) + 2 * StragglerDetector::kMostParts * kBytesOfPart <= StragglerDetector::kMostBytes);
+constexpr std::size_t kPartsOfJob = (kMaxJobRanks + RankSet::kPartRanks - 1) / RankSet::kPartRanks;
+static_assert(kPartsOfJob <= std::numeric_limits<Number>::max());
+
 std::uint16_t parts_of(const RankSet& set) {
-  std::size_t parts = set.bits.size();
-  while (parts > 0 && set.bits[parts - 1] == 0) --parts;
-  return static_cast<std::uint16_t>(parts);
+  const auto parts = std::ranges::count_if(set.parts(), [](Part part) { return part != 0; });
+  return static_cast<std::uint16_t>(std::min(static_cast<std::size_t>(parts), StragglerDetector::kMostParts));
+}
+
+/// Writes the first `count` parts; returns the end.
+std::byte* write(const RankSet& set, std::size_t count, std::byte* to) {
+  std::byte* parts = to + count * sizeof(Number);
+  for (std::size_t number = 0, written = 0; written < count; ++number) {
+    const Part part = set.parts()[number];
+    if (part == 0) continue;
+    const auto as_sent = static_cast<Number>(number);
+    std::memcpy(to + written * sizeof as_sent, &as_sent, sizeof as_sent);
+    std::memcpy(parts + written * sizeof part, &part, sizeof part);
+    ++written;
+  }
+  return parts + count * sizeof(Part);
+}
+
+/// False where these are not the bytes of a set.
+bool read(std::span<const std::byte> bytes, RankSet& set) {
+  const std::size_t count = bytes.size() / kBytesOfPart;
+  const std::byte* parts = bytes.data() + count * sizeof(Number);
+  for (std::size_t i = 0, next = 0; i < count; ++i) {
+    Number number;
+    Part part;
+    std::memcpy(&number, bytes.data() + i * sizeof number, sizeof number);
+    std::memcpy(&part, parts + i * sizeof part, sizeof part);
+    if (part == 0 || number < next || number >= kPartsOfJob) return false;
+    set.insert_part(number, part);
+    next = std::size_t{number} + 1;
+  }
+  return true;
 }
 
 }  // namespace
 
 std::vector<std::byte> StragglerDetector::to_bytes(const Words& words) {
   const Front front{words.sequence, words.asks != 0 ? 1U : 0U, parts_of(words.absent), parts_of(words.slow), words.call};
-  constexpr std::size_t kPart = sizeof words.absent.bits[0];
-  std::vector<std::byte> bytes(sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts));
+  std::vector<std::byte> bytes(sizeof front + kBytesOfPart * (std::size_t{front.absent_parts} + front.slow_parts));
   std::memcpy(bytes.data(), &front, sizeof front);
-  std::memcpy(bytes.data() + sizeof front, words.absent.bits.data(), kPart * front.absent_parts);
-  std::memcpy(bytes.data() + sizeof front + kPart * front.absent_parts, words.slow.bits.data(), kPart * front.slow_parts);
+  write(words.slow, front.slow_parts, write(words.absent, front.absent_parts, bytes.data() + sizeof front));
   return bytes;
 }
 
-std::optional<StragglerDetector::Words> StragglerDetector::parse(std::span<const std::byte> bytes) noexcept {
+std::optional<StragglerDetector::Words> StragglerDetector::parse(std::span<const std::byte> bytes) {
   Front front;
   if (bytes.size() < sizeof front) return std::nullopt;
   std::memcpy(&front, bytes.data(), sizeof front);
-  Words words;
-  constexpr std::size_t kPart = sizeof words.absent.bits[0];
-  const std::size_t parts = words.absent.bits.size();
-  if (front.absent_parts > parts || front.slow_parts > parts ||
-      bytes.size() != sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts))
+  const std::span<const std::byte> sets = bytes.subspan(sizeof front);
+  const std::size_t absent_bytes = kBytesOfPart * front.absent_parts;
+  if (front.absent_parts > kMostParts || front.slow_parts > kMostParts ||
+      sets.size() != absent_bytes + kBytesOfPart * front.slow_parts)
     return std::nullopt;
+  Words words;
+  if (!read(sets.first(absent_bytes), words.absent) || !read(sets.subspan(absent_bytes), words.slow)) return std::nullopt;
   words.sequence = front.sequence;
   words.asks = front.asks;
   words.call = front.call;
-  std::memcpy(words.absent.bits.data(), bytes.data() + sizeof front, kPart * front.absent_parts);
-  std::memcpy(words.slow.bits.data(), bytes.data() + sizeof front + kPart * front.absent_parts, kPart * front.slow_parts);
   return words;
 }
 
@@ -116,7 +153,7 @@ StragglerDetector::Receivers StragglerDetector::receivers(const Words& words, co
     answered_ = askers_.size();  // they are among all
   } else {
     // Those that have been answered learn what has changed since.
-    const bool changed = by_time_ && (words.absent.bits != told_.absent.bits || words.slow.bits != told_.slow.bits);
+    const bool changed = by_time_ && (words.absent != told_.absent || words.slow != told_.slow);
     to.told.assign(askers_.begin() + static_cast<std::ptrdiff_t>(changed ? 0 : answered_), askers_.end());
     answered_ = askers_.size();
     // Not to answer alone: the ranks asked would ask in turn, and might do so in a later call, and so on for ever.

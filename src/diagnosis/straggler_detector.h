@@ -9,7 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "src/diagnosis/flight_record.h"
+#include "src/diagnosis/rank_set.h"
+#include "src/diagnosis/signature.h"
 
 namespace shoal {
 
@@ -42,10 +43,13 @@ class StragglerDetector {
     RankSet slow;
     CallSignature call;  ///< its signature
   };
-  /// As sent: of each set no more than reaches its last rank, so that few ranks take few bytes.
+  /// As sent, in at most kMostBytes: few ranks take few bytes. Of a set whose ranks lie in more than kMostParts parts, the
+  /// ranks in the first ones: a rank that waits for so many sees each of them itself.
   static std::vector<std::byte> to_bytes(const Words& words);
+  static constexpr std::size_t kMostBytes = 4096;
+  static constexpr std::size_t kMostParts = 202;  ///< of 64 ranks each
   /// The wait message of a peer; nothing where these bytes are none.
-  static std::optional<Words> parse(std::span<const std::byte> bytes) noexcept;
+  static std::optional<Words> parse(std::span<const std::byte> bytes);
 
   StragglerDetector(int rank, int ranks);
 

@@ -94,6 +94,15 @@ Status read_rank_and_size(const Environment& environment, const char* rank_name,
   return {};
 }
 
+// The rank's place among those of its host. Only a hint: a job within another one may have the variables of the outer one.
+void read_local_ranks(const Environment& environment, const char* rank_name, const char* size_name, Launch* launch) {
+  const auto size = number(environment, size_name, 1, launch->size);
+  const auto rank = number(environment, rank_name, 0, size.ok() ? *size - 1 : 0);
+  if (!size.ok() || !rank.ok()) return;
+  launch->local_rank = *rank;
+  launch->local_size = *size;
+}
+
 }  // namespace
 
 int port_below_connections(std::uint64_t number) noexcept {
@@ -124,16 +133,19 @@ Result<Launch> detect_launch(const Environment& environment) {
   if (has(environment, "SHOAL_RANK")) {
     launch.launcher = "shoal run";
     status = read_rank_and_size(environment, "SHOAL_RANK", "SHOAL_SIZE", &launch);
+    if (status.ok()) read_local_ranks(environment, "SHOAL_LOCAL_RANK", "SHOAL_LOCAL_SIZE", &launch);
   } else if (has(environment, "OMPI_COMM_WORLD_RANK")) {
     launch.launcher = "mpirun";
     launch.job = get(environment, "PMIX_NAMESPACE");
     status = read_rank_and_size(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &launch);
+    if (status.ok()) read_local_ranks(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", &launch);
   } else if (has(environment, "RANK") && has(environment, "WORLD_SIZE")) {
     launch.launcher = "torchrun";
     address_source = "MASTER_ADDR gives ";
     launch.job = get(environment, "TORCHELASTIC_RUN_ID");
     launch.master_host = get(environment, "MASTER_ADDR");
     status = read_rank_and_size(environment, "RANK", "WORLD_SIZE", &launch);
+    if (status.ok()) read_local_ranks(environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE", &launch);
     if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
       const auto port = number(environment, "MASTER_PORT", 1, 65535 - kPortsAfterTorchrun);
       if (port.ok())
@@ -174,6 +186,8 @@ Result<Launch> detect_launch(const Environment& environment) {
   return launch;
 }
 
+LocalRanks local_ranks(const Launch& launch) { return {launch.rank, launch.size, launch.local_rank, launch.local_size}; }
+
 Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
   const auto key = given_job_key();
   if (!key.ok()) return key.status();
@@ -182,7 +196,8 @@ Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::
     if (opened.ok()) remember_job_key(opened->key);
     return opened;
   }
-  auto store = make_tcp_store(launch.master_host, launch.master_port, launch.rank == 0, launch.job, key->key, deadline);
+  const StoreAddress address{launch.master_host, launch.master_port, launch.job, key->key};
+  auto store = make_tcp_store(address, launch.rank == 0, local_ranks(launch), key->secret, deadline);
   if (!store.ok()) return store.status();
   return OpenedStore{std::move(store).value(), *key};
 }

@@ -11,6 +11,7 @@
 #include <shoal/store.h>
 
 #include "src/join/job_key.h"
+#include "src/join/tcp_store.h"
 
 namespace shoal {
 
@@ -19,6 +20,8 @@ struct Launch {
   std::string launcher;  ///< "shoal run", "mpirun", "torchrun", "srun", or "none"
   int rank = 0;
   int size = 1;
+  int local_rank = 0;       ///< among the ranks that the launcher has started on this host
+  int local_size = 0;       ///< of those; 0: the launcher does not tell
   std::string master_host;  ///< where rank 0 serves the store; empty: to be exchanged through the launcher (PMIx)
   int master_port = 0;
   std::string job;  ///< distinguishes two jobs on one port
@@ -35,6 +38,8 @@ Result<Launch> detect_launch(const Environment& environment);
 /// A port for rank 0's store, made of any number: from 20000 to 32767. Systems give connections ports from 32768 to 60999,
 /// and a process cannot listen on a port that a connection uses, or has used within the last minute.
 int port_below_connections(std::uint64_t number) noexcept;
+
+LocalRanks local_ranks(const Launch& launch);
 
 /// A Store, and the key of its job.
 struct OpenedStore {

@@ -100,20 +100,20 @@ Status publish(const PmixLibrary& library, std::string words) {
 }
 
 // Rank 0 opens its store and publishes its address, or the error.
-Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& given, OpenedStore* opened,
-             std::chrono::steady_clock::time_point deadline) {
+Result<std::unique_ptr<TcpStoreServer>> serve(const PmixLibrary& library, const Launch& launch, const JobKey& given,
+                                              OpenedStore* opened) {
   // PMIx publishes to the ranks of this job only, so it may carry the key if there is no other. But the key is visible on the
   // network between PMIx's daemons.
   const std::string secret = given.secret ? "-" : to_hex(random_key());
   if (!given.secret) opened->key = {key_from_text(secret), true, true};
   const std::string host = own_address();
-  auto served = serve_tcp_store(host, launch.job, opened->key.key, deadline);
+  auto served = TcpStoreServer::start(host, 0, launch.job, opened->key.key);
   if (!served.ok()) {
     static_cast<void>(publish(library, std::string(kRefusal).append(served.status().message())));
     return served.status();
   }
-  opened->store = std::move(served->store);
-  return publish(library, fmt::format("{} {} {}", host, served->port, secret));
+  if (Status status = publish(library, fmt::format("{} {} {}", host, (*served)->port(), secret)); !status.ok()) return status;
+  return served;
 }
 
 // Waits until all ranks have reached the fence, and the values that they published can be read.
@@ -157,11 +157,18 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
 
   OpenedStore opened{nullptr, given};
   // Rank 0 enters the fence after an error as well, or the other ranks would wait there in vain.
-  const Status served = launch.rank == 0 ? serve(*library, launch, given, &opened, deadline) : Status();
+  auto served = launch.rank == 0 ? serve(*library, launch, given, &opened) : Result<std::unique_ptr<TcpStoreServer>>(nullptr);
   const Status met = meet(*library, launch, deadline);
-  if (!served.ok()) return served;
+  if (!served.ok()) return served.status();
   if (!met.ok()) return met;
-  if (launch.rank == 0) return opened;
+  const auto open = [&](const std::string& host, int port) -> Result<OpenedStore> {
+    const StoreAddress address{host, port, launch.job, opened.key.key};
+    auto store = open_tcp_store(std::move(served).value(), address, local_ranks(launch), opened.key.secret, deadline);
+    if (!store.ok()) return store.status();
+    opened.store = std::move(store).value();
+    return std::move(opened);
+  };
+  if (const auto& server = served.value(); server != nullptr) return open(own_address(), server->port());
 
   const auto told = ask(*library, self, deadline);
   if (!told.ok()) return told.status();
@@ -185,10 +192,7 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
             launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));
   }
   if (!given.secret) opened.key = {key_from_text(secret), true, true};
-  auto store = make_tcp_store(host, port, false, launch.job, opened.key.key, deadline);
-  if (!store.ok()) return store.status();
-  opened.store = std::move(store).value();
-  return opened;
+  return open(host, port);
 }
 
 #else

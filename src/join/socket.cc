@@ -279,6 +279,12 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
   return Status(StatusCode::timeout, system_error(fmt::format("connect to {}", host_and_port(host, port)), error).message());
 }
 
+bool is_of_same_user(int socket) noexcept {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
+}
+
 std::chrono::milliseconds silence_limit() {
   const auto limit = time_setting("SHOAL_LOST_AFTER");
   return limit.ok() ? *limit : std::chrono::seconds(30);  // connect_job() reports the invalid value

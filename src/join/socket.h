@@ -39,6 +39,9 @@ Result<Descriptor> listen_on(const std::string& host, int port);
 /// Connects. Retries until the deadline (timeout) while the server does not listen yet.
 Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
 
+/// Whether the process at the other end of a Unix socket runs as the same user as this one.
+bool is_of_same_user(int socket) noexcept;
+
 /// How long the peer's host may be silent before a connection of connect_to() ends: SHOAL_LOST_AFTER.
 std::chrono::milliseconds silence_limit();
 

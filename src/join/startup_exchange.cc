@@ -67,15 +67,6 @@ Status StartupExchange::cause_of(const Status& of_store) {
   return parse_refusal(of_store.message()).value_or(Status(StatusCode::aborted, "a rank aborted the startup"));
 }
 
-Result<std::string> StartupExchange::fetch(std::string_view name, int rank, std::string_view key) {
-  startup_waits_for(fmt::format("rank {} (step '{}')", rank, name));
-  auto value = store_.get_from(rank, key, deadline_);
-  if (value.ok()) return value;
-  const Status& why = value.status();
-  if (why.code() != StatusCode::timeout) return error_of(name, why);
-  return error_of(name, {why.code(), fmt::format("{}: {}", missing_ranks({rank}, 1, size_), why.message())});
-}
-
 Status StartupExchange::error_of(std::string_view name, const Status& of_store) {
   if (of_store.code() == StatusCode::aborted) return cause_of(of_store);
   return {of_store.code(), fmt::format("startup (step '{}'): {}", name, of_store.message())};

@@ -30,9 +30,6 @@ class StartupExchange {
   Result<std::vector<std::string>> last_all_gather(std::string_view name, std::string_view mine) {
     return step(name, mine, true);
   }
-  /// Outside of the steps: one rank publishes a value, and other ranks fetch it. Errors of fetch() as above.
-  Status publish(std::string_view key, std::string_view value) { return store_.set(key, value); }
-  Result<std::string> fetch(std::string_view name, int rank, std::string_view key);
   /// The deadline of the whole exchange.
   [[nodiscard]] Deadline deadline() const noexcept { return deadline_; }
   /// Whether to go on waiting, for a rank that waits outside of a step. Errors: peer_failed, naming a rank that has died; the

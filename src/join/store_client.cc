@@ -32,8 +32,6 @@ Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
   return send_all(fd, text.data(), text.size(), deadline);
 }
 
-std::string request(StoreRequest kind) { return std::string(1, static_cast<char>(kind)); }
-
 }  // namespace
 
 Status no_store() { return {StatusCode::system_error, "it is not a shoal store"}; }
@@ -75,7 +73,7 @@ Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view j
 }
 
 Status StoreConnection::tell(std::string_view key, std::string_view value, StoreDeadline deadline) {
-  std::string text = request(StoreRequest::set);
+  std::string text = store_request(StoreRequest::set);
   append_block(text, key);
   append_block(text, value);
   std::uint32_t answer = 0;
@@ -86,7 +84,7 @@ Status StoreConnection::tell(std::string_view key, std::string_view value, Store
 }
 
 Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline) {
-  std::string text = request(StoreRequest::get);
+  std::string text = store_request(StoreRequest::get);
   append_number(text, rank);
   append_block(text, key);
   std::uint32_t length = 0;
@@ -101,7 +99,7 @@ Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::stri
 }
 
 Result<StoreConnection::News> StoreConnection::gather(const GatherStep& step, std::string_view value, StoreDeadline deadline) {
-  std::string text = request(StoreRequest::gather);
+  std::string text = store_request(StoreRequest::gather);
   for (const int number : {step.number, step.size, step.rank, step.last ? 1 : 0})
     append_number(text, static_cast<std::uint32_t>(number));
   append_block(text, value);
@@ -109,7 +107,7 @@ Result<StoreConnection::News> StoreConnection::gather(const GatherStep& step, st
   if (Status status = await_answer(deadline); status.code() == StatusCode::timeout) {
     // The server answers once: with the values if they have come in the meantime.
     deadline = std::chrono::steady_clock::now() + kMissingTimeLimit;
-    if (Status sent = send(request(StoreRequest::stop), deadline); !sent.ok()) return sent;
+    if (Status sent = send(store_request(StoreRequest::stop), deadline); !sent.ok()) return sent;
   } else if (!status.ok()) {
     return status;
   }
@@ -153,7 +151,7 @@ Result<StoreConnection::News> StoreConnection::receive_missing(StoreDeadline dea
 
 Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
   std::uint32_t answer = 0;
-  Status status = send(request(StoreRequest::look), deadline);
+  Status status = send(store_request(StoreRequest::look), deadline);
   if (status.ok()) status = receive_number(answer, deadline);
   if (!status.ok()) return status;
   news_ = answer != kStoreNoRank;
@@ -178,14 +176,20 @@ Result<std::string> StoreConnection::receive_value(std::uint32_t length, StoreDe
 }
 
 Status StoreConnection::enter(const StoreMember& member, StoreDeadline deadline) {
-  std::string text = request(StoreRequest::enter);
+  std::string text = store_request(StoreRequest::enter);
+  append_member(text, member);
+  return send(text, deadline);
+}
+
+Status StoreConnection::keep(const StoreMember& member, StoreDeadline deadline) {
+  std::string text = store_request(StoreRequest::keep);
   append_member(text, member);
   return send(text, deadline);
 }
 
 void StoreConnection::end() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
-Status StoreConnection::leave(StoreDeadline deadline) { return send(request(StoreRequest::leave), deadline); }
+Status StoreConnection::leave(StoreDeadline deadline) { return send(store_request(StoreRequest::leave), deadline); }
 
 Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
   std::string records;

@@ -52,6 +52,10 @@ class StoreConnection {
   Result<News> look(StoreDeadline deadline);
   /// Registers `member` until leave(). If the connection ends before that, other ranks get the news that the member has died.
   Status enter(const StoreMember& member, StoreDeadline deadline);
+  /// As enter(), for a keeper, which then uses the connection by a StoreRelay.
+  Status keep(const StoreMember& member, StoreDeadline deadline);
+  /// The parts of this connection, which is unusable afterwards. Precondition: no request is in progress.
+  std::pair<Descriptor, RecordCipher> release() { return {std::move(socket_), std::move(cipher_)}; }
   Status leave(StoreDeadline deadline);
   /// The server sees the end of the connection, even if a child of fork() has a copy of the socket.
   void end();

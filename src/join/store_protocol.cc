@@ -1,6 +1,10 @@
 #include "src/join/store_protocol.h"
 
+#include <algorithm>
+#include <cstring>
 #include <span>
+
+#include "src/base/printable.h"
 
 namespace shoal {
 
@@ -17,6 +21,15 @@ void append_member(std::string& out, const StoreMember& member) {
   append_number(out, static_cast<std::uint32_t>(member.client));
   append_number(out, static_cast<std::uint32_t>(member.client >> 32));
   append_block(out, std::string_view(member.process).substr(0, kMaxStoreProcessBytes));
+}
+
+std::optional<StoreMember> parse_member(StoreParser& parser) {
+  const auto rank = parser.number();
+  const auto size = parser.number();
+  const auto client = parser.long_number();
+  const auto process = client ? parser.block(kMaxStoreProcessBytes) : std::nullopt;
+  if (!process) return std::nullopt;
+  return StoreMember{*rank, *size, *client, printable(std::string(*process))};
 }
 
 std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version) {
@@ -49,6 +62,23 @@ void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text
     cipher.sent(cipher.outgoing().size());
     text.remove_prefix(part.size());
   }
+}
+
+std::optional<std::size_t> open_sealed(std::string& text, RecordCipher& cipher, std::string_view bytes) {
+  const auto room = cipher.room();
+  const std::size_t part = std::min(bytes.size(), room.size());
+  std::memcpy(room.data(), bytes.data(), part);
+  cipher.arrived(part);
+  while (const std::size_t length = cipher.waiting_bytes()) {
+    const std::size_t before = text.size();
+    if (length > cipher.most_bytes()) return std::nullopt;
+    text.resize(before + length);
+    if (!cipher.open(std::as_writable_bytes(std::span(text)).data() + before)) {
+      text.resize(before);
+      return std::nullopt;
+    }
+  }
+  return part;
 }
 
 }  // namespace shoal

@@ -22,6 +22,14 @@
 //             6 = gather: number of the step, size of the job, the client's rank, 1 if the step is the last one, else 0 (32
 //                 bits each), value (block)
 //             7 = stop: ends a gather that still waits, with an answer
+//           and those of a keeper, which speaks for several ranks of its host (store_relay.h); none has an answer but 9, and
+//           they are served while a gather waits:
+//             8 = keep: as enter; the client's rank is that of the keeper
+//             9 = gather for several ranks: number of the step, size of the job, 1 if the step is the last one, else 0, number
+//                 of values; for each the rank, size, random number and process as in enter, and the value (block). Later
+//                 requests for the same step add values; they have one answer. A rank enters with its first value
+//             10 = lost: a rank (32 bits) of the keeper's host has died
+//             11 = give up: the value (block) of Store::kGivenUp
 //   server  in front of any answer, and when there is none: kStoreNews, once before each look of a client that has entered,
 //             when a look would have another answer than kStoreNoRank
 //           to set: kStoreDone
@@ -36,12 +44,16 @@
 //             that have got theirs have ended. Before: kStoreRankDied and a rank of the job that has died (32 bits);
 //             kStoreGivenUp and kStoreConflict as above, but kStoreGivenUp also for a client that has not entered; after a stop
 //             kStoreMissing, the number of ranks that are missing, how many of them follow, and their ranks (32 bits each)
+//           to a keeper, unasked: kStoreConflict, kStoreRankDied and kStoreGivenUp as to gather. They do not end its gather
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "src/join/store_parser.h"
 #include "src/join/store_table.h"
 #include "src/trust/proof.h"
 #include "src/trust/record_cipher.h"
@@ -49,7 +61,7 @@
 namespace shoal {
 
 inline constexpr std::uint32_t kStoreMagic = 0x54534853;  // "SHST"
-inline constexpr std::uint32_t kStoreVersion = 6;
+inline constexpr std::uint32_t kStoreVersion = 7;
 inline constexpr std::uint32_t kMaxStoreJobBytes = 256;
 inline constexpr std::uint32_t kMaxStoreProcessBytes = 512;
 inline constexpr std::uint32_t kMaxStoreKeyBytes = 4096;
@@ -64,8 +76,22 @@ inline constexpr std::uint32_t kStoreDone = 0;
 inline constexpr std::uint32_t kStoreValues = 0;
 
 enum class StoreAnswer : char { other_job = 1, other_version = 2, challenge = 3 };
-enum class StoreRequest : char { set = 1, get = 2, enter = 3, leave = 4, look = 5, gather = 6, stop = 7 };
+enum class StoreRequest : char {
+  set = 1,
+  get = 2,
+  enter = 3,
+  leave = 4,
+  look = 5,
+  gather = 6,
+  stop = 7,
+  keep = 8,
+  gather_several = 9,
+  lost = 10,
+  give_up = 11
+};
 
+/// The first byte of a request.
+inline std::string store_request(StoreRequest kind) { return std::string(1, static_cast<char>(kind)); }
 void append_number(std::string& out, std::uint32_t value);
 void append_block(std::string& out, std::string_view bytes);
 /// The client's first message.
@@ -77,7 +103,12 @@ Proof store_client_proof(const Key& key, std::string_view job, const Nonce& clie
 RecordCipher store_cipher(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
 /// Appends `text`, encrypted, in as many records as needed.
 void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text);
+/// Takes as many of `bytes` as there is room for, and appends the text of whole records to `text`. Returns how many bytes it
+/// has taken; nothing if a record failed authentication, and then `text` has those before it.
+std::optional<std::size_t> open_sealed(std::string& text, RecordCipher& cipher, std::string_view bytes);
 
 void append_member(std::string& out, const StoreMember& member);
+/// Nothing while it has not arrived whole.
+std::optional<StoreMember> parse_member(StoreParser& parser);
 
 }  // namespace shoal

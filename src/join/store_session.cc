@@ -1,9 +1,7 @@
 #include "src/join/store_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
-#include <span>
 #include <utility>
 
 #include <shoal/limits.h>
@@ -12,6 +10,7 @@
 #include "src/base/printable.h"
 #include "src/join/rank_names.h"
 #include "src/join/startup_exchange.h"
+#include "src/join/store_relay.h"
 
 namespace shoal {
 namespace {
@@ -22,52 +21,6 @@ constexpr std::size_t kMaxHelloBytes = kMaxStoreJobBytes + 64;
 constexpr std::size_t kAnswerPartBytes = 64 << 10;  // of a long answer, encrypted at a time
 
 }  // namespace
-
-// Parses fields at the front of the bytes that a client has sent so far. The caller removes them only when a whole message has
-// arrived.
-class StoreSession::Parser {
- public:
-  explicit Parser(std::string_view bytes) : rest_(bytes), size_(bytes.size()) {}
-
-  std::optional<char> byte() {
-    if (rest_.empty()) return std::nullopt;
-    const char value = rest_.front();
-    rest_.remove_prefix(1);
-    return value;
-  }
-  std::optional<std::uint32_t> number() {
-    std::uint32_t value = 0;
-    if (rest_.size() < sizeof value) return std::nullopt;
-    std::memcpy(&value, rest_.data(), sizeof value);
-    rest_.remove_prefix(sizeof value);
-    return value;
-  }
-  template <typename Array>
-  std::optional<Array> array() {
-    Array value;
-    if (rest_.size() < value.size()) return std::nullopt;
-    std::memcpy(value.data(), rest_.data(), value.size());
-    rest_.remove_prefix(value.size());
-    return value;
-  }
-  // nullopt: incomplete, or longer than `limit`, which sets hostile().
-  std::optional<std::string_view> block(std::uint32_t limit) {
-    const auto length = number();
-    if (!length) return std::nullopt;
-    hostile_ |= *length > limit;
-    if (hostile_ || rest_.size() < *length) return std::nullopt;
-    const std::string_view bytes = rest_.substr(0, *length);
-    rest_.remove_prefix(*length);
-    return bytes;
-  }
-  [[nodiscard]] bool hostile() const { return hostile_; }
-  [[nodiscard]] std::size_t taken() const { return size_ - rest_.size(); }
-
- private:
-  std::string_view rest_;
-  std::size_t size_;
-  bool hostile_ = false;
-};
 
 StoreSession::~StoreSession() {
   leave();
@@ -96,34 +49,17 @@ std::size_t StoreSession::receive_open(std::string_view bytes) {
 
 // Takes as many of `bytes` as there is room for, and returns how many. Decrypts whole records and processes their requests.
 std::size_t StoreSession::receive_sealed(std::string_view bytes) {
-  const auto room = cipher_->room();
-  const std::size_t part = std::min(bytes.size(), room.size());
-  std::memcpy(room.data(), bytes.data(), part);
-  cipher_->arrived(part);
-  while (!over()) {
-    const std::size_t length = cipher_->waiting_bytes();
-    if (length == 0) break;
-    const std::size_t before = received_.size();
-    if (before >= kMaxRequestBytes) {  // more than one request at a time
-      end();
-      break;
-    }
-    received_.resize(before + length);
-    if (length > cipher_->most_bytes() || !cipher_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
-      refused_ = "a record failed authentication: it was changed in transit";
-      end();
-      break;
-    }
-    while (handle()) {
-    }
+  const auto taken = open_sealed(received_, *cipher_, bytes);
+  while (handle()) {
   }
-  return part;
+  if (!taken && !over()) refused_ = "a record failed authentication: it was changed in transit";
+  if (!taken || received_.size() >= kMaxRequestBytes) end();  // more than one request at a time
+  return taken.value_or(bytes.size());
 }
 
 // Processes one whole message; returns false if none has arrived.
 bool StoreSession::handle() {
-  const auto next_is = [this](StoreRequest kind) { return trusted() && received_.starts_with(static_cast<char>(kind)); };
-  if (over() || (waits() && !next_is(StoreRequest::leave) && !next_is(StoreRequest::stop))) return false;
+  if (over() || (waits() && next_waits())) return false;
   std::size_t taken = 0;
   const bool whole = state_ == State::stranger     ? handle_hello(received_, &taken)
                      : state_ == State::challenged ? handle_proof(received_, &taken)
@@ -134,8 +70,24 @@ bool StoreSession::handle() {
   return true;
 }
 
+// Whether the next request has to wait for the answer to an earlier one.
+bool StoreSession::next_waits() const {
+  if (received_.empty()) return true;
+  switch (static_cast<StoreRequest>(received_.front())) {
+    case StoreRequest::leave:
+    case StoreRequest::stop:
+      return false;
+    case StoreRequest::gather_several:
+    case StoreRequest::lost:
+    case StoreRequest::give_up:
+      return !keeps_;
+    default:
+      return true;
+  }
+}
+
 bool StoreSession::handle_hello(std::string_view bytes, std::size_t* taken) {
-  Parser parser(bytes);
+  StoreParser parser(bytes);
   const auto magic = parser.number();
   const auto version = parser.number();
   if (magic && *magic != kStoreMagic) return refuse("it does not speak the store's protocol"), false;
@@ -154,6 +106,7 @@ bool StoreSession::handle_hello(std::string_view bytes, std::size_t* taken) {
   }
   const auto theirs = parser.array<Nonce>();
   if (!theirs) return false;
+  if (table_.over) return end(), false;  // the client connects again, until it finds the store of its start-up
   theirs_ = *theirs;
   mine_ = random_nonce();
   unsent.push_back(static_cast<char>(answer));
@@ -165,7 +118,7 @@ bool StoreSession::handle_hello(std::string_view bytes, std::size_t* taken) {
 }
 
 bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
-  Parser parser(bytes);
+  StoreParser parser(bytes);
   const auto proof = parser.array<Proof>();
   if (!proof) return false;
   if (!same(*proof, store_client_proof(table_.key, table_.job, theirs_, mine_)))
@@ -177,7 +130,7 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
 }
 
 bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken) {
-  Parser parser(bytes);
+  StoreParser parser(bytes);
   const auto byte = parser.byte();
   if (!byte) return false;
   bool whole = true;
@@ -189,10 +142,20 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken) {
       whole = handle_get(parser);
       break;
     case StoreRequest::enter:
-      whole = handle_enter(parser);
+    case StoreRequest::keep:
+      whole = handle_enter(parser, static_cast<StoreRequest>(*byte) == StoreRequest::keep);
       break;
     case StoreRequest::gather:
       whole = handle_gather(parser);
+      break;
+    case StoreRequest::gather_several:
+      whole = handle_gather_several(parser);
+      break;
+    case StoreRequest::lost:
+      whole = handle_lost(parser);
+      break;
+    case StoreRequest::give_up:
+      whole = handle_give_up(parser);
       break;
     case StoreRequest::leave:
       leave();
@@ -208,17 +171,21 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken) {
       end();
   }
   if (parser.hostile()) end();
+  if (whole) ++table_.requests;
   *taken = parser.taken();
   return whole;
 }
 
-bool StoreSession::handle_set(Parser& parser) {
+bool StoreSession::handle_set(StoreParser& parser) {
   const auto key = parser.block(kMaxStoreKeyBytes);
   const auto value = key ? parser.block(kMaxStoreValueBytes) : std::nullopt;
   if (!value) return false;
   table_.values.insert_or_assign(std::string(*key), std::string(*value));
   say({kStoreDone});
-  if (*key == Store::kGivenUp) table_.announce();
+  if (*key == Store::kGivenUp) {
+    if (table_.relay != nullptr) table_.relay->give_up(*value);
+    table_.announce();
+  }
   std::vector<StoreSession*> sessions;  // a session that has been answered no longer waits
   const auto [first, last] = table_.waiting.equal_range(*key);
   for (auto it = first; it != last; ++it) sessions.push_back(it->second);
@@ -226,7 +193,7 @@ bool StoreSession::handle_set(Parser& parser) {
   return true;
 }
 
-bool StoreSession::handle_get(Parser& parser) {
+bool StoreSession::handle_get(StoreParser& parser) {
   const auto rank = parser.number();
   const auto key = rank ? parser.block(kMaxStoreKeyBytes) : std::nullopt;
   if (!key) return false;
@@ -236,23 +203,18 @@ bool StoreSession::handle_get(Parser& parser) {
   return true;
 }
 
-bool StoreSession::handle_enter(Parser& parser) {
-  const auto rank = parser.number();
-  const auto size = parser.number();
-  const auto low = parser.number();
-  const auto high = parser.number();
-  const auto process = high ? parser.block(kMaxStoreProcessBytes) : std::nullopt;
-  if (!process) return false;
-  enter({*rank, *size, *low | std::uint64_t{*high} << 32, printable(std::string(*process))});
+bool StoreSession::handle_enter(StoreParser& parser, bool keeps) {
+  const auto member = parse_member(parser);
+  if (!member) return false;
+  rank_ = member->rank;
+  keeps_ = keeps;
   table_.entered.insert(this);
-  if (!table_.conflict.empty())
-    table_.announce();
-  else if (table_.has_news())
-    announce();
+  enter(*member);
+  tell_news();
   return true;
 }
 
-bool StoreSession::handle_gather(Parser& parser) {
+bool StoreSession::handle_gather(StoreParser& parser) {
   const auto number = parser.number();
   const auto size = parser.number();
   const auto rank = parser.number();
@@ -260,36 +222,54 @@ bool StoreSession::handle_gather(Parser& parser) {
   const auto value = last ? parser.block(kMaxStoreValueBytes) : std::nullopt;
   if (!value) return false;
   if (say_conflict()) return true;
-  const bool valid = *size <= static_cast<std::uint32_t>(kMaxJobRanks) && *rank < *size && *last <= 1;
-  const auto found = valid ? table_.steps.try_emplace(*number, *size).first : table_.steps.end();
-  if (!valid || found->second.size() != *size || found->second.complete()) return end(), false;
-  StoreStep& step = found->second;
-  step.put(*rank, *value);
-  step.waiting.insert(this);
-  step_ = *number;
+  StoreStep* const step = find_step(*number, *size, *last);
+  if (step == nullptr || *rank >= *size) return end(), false;
+  step->put(*rank, *value);
   rank_of_step_ = *rank;
-  if (step.complete())
-    complete_step(*number, step, *last == 1);
-  else
-    look_again();
+  wait_for_step(*number, *step);
   return true;
 }
 
-// Answers the sessions that wait for the values. After the last step rank 0, whose process serves the store, gets its answer
-// when the connections of all others have ended.
-void StoreSession::complete_step(std::uint32_t number, StoreStep& step, bool last) {
-  step.make_answer();
+// Null for a step that cannot be, or has ended.
+StoreStep* StoreSession::find_step(std::uint32_t number, std::uint32_t size, std::uint32_t last) {
+  if (size > static_cast<std::uint32_t>(kMaxJobRanks) || last > 1 || step_.value_or(number) != number) return nullptr;
+  StoreStep& step = table_.steps.try_emplace(number, size).first->second;
+  if (step.size() != size || step.answer != nullptr) return nullptr;
+  step.last = last == 1;
+  return &step;
+}
+
+void StoreSession::wait_for_step(std::uint32_t number, StoreStep& step) {
+  step.waiting.insert(this);
+  step_ = number;
+  if (table_.relay != nullptr) {
+    table_.relay->gave(number);
+  } else if (step.complete()) {
+    step.make_answer();
+    return complete_step(table_, number);
+  }
+  look_again();
+}
+
+void StoreSession::complete_step(StoreTable& table, std::uint32_t number) {
+  StoreStep& step = table.steps.find(number)->second;
+  table.over = step.last;
   for (StoreSession* const session : std::set(step.waiting)) {
-    if (last) {
-      session->forget_rank();
-      if (session->rank_of_step_ == 0) continue;
+    if (step.last) {
+      session->forget_ranks();
+      if (session->rank_of_step_ == table.server) continue;
       session->end_last_step();
       session->last_step_ = number;
       step.ending.emplace(session, session->rank_of_step_);
     }
     session->take_values(step);
   }
-  if (step.ending.empty()) end_step(table_, number);
+  if (step.ending.empty()) end_step(table, number);
+}
+
+void StoreSession::answer_gather(std::string_view answer) {
+  stop_waiting();
+  say(answer);
 }
 
 void StoreSession::end_step(StoreTable& table, std::uint32_t number) {
@@ -317,7 +297,16 @@ void StoreSession::refill() {
 }
 
 void StoreSession::announce() {
+  if (keeps_ && long_answer_ == nullptr) return tell_keeper();
   if (!std::exchange(announced_, true) && long_answer_ == nullptr) say({kStoreNews});
+}
+
+// To this client, and to all if there is a conflict.
+void StoreSession::tell_news() {
+  if (!table_.conflict.empty())
+    table_.announce();
+  else if (table_.has_news())
+    announce();
 }
 
 void StoreSession::handle_look() {
@@ -332,7 +321,8 @@ void StoreSession::handle_look() {
 void StoreSession::handle_stop() {
   if (!step_) return;
   const StoreStep& step = table_.steps.find(*step_)->second;
-  std::vector<std::uint32_t> missing = step.missing();
+  if (table_.relay != nullptr && step.answer == nullptr) return table_.relay->stop();  // rank 0's store knows who is missing
+  std::vector<std::uint32_t> missing = step.answer == nullptr ? step.missing() : std::vector<std::uint32_t>();
   for (const auto& [session, rank] : step.ending) missing.push_back(rank);
   const std::size_t named = std::min(missing.size(), kNamedRanks);
   std::string answer;
@@ -340,13 +330,11 @@ void StoreSession::handle_stop() {
   append_number(answer, static_cast<std::uint32_t>(missing.size()));
   append_number(answer, static_cast<std::uint32_t>(named));
   for (std::size_t i = 0; i < named; ++i) append_number(answer, missing[i]);
-  stop_waiting();
-  say(answer);
+  answer_gather(answer);
 }
 
-void StoreSession::enter(StoreMember member) {
-  rank_ = member.rank;
-  client_ = member.client;
+void StoreSession::enter(const StoreMember& member) {
+  if (!ranks_.insert_or_assign(member.rank, member.client).second) return;
   table_.died.erase(member.rank);  // a rank that has lost its connection may enter again
   for (const auto& [rank, other] : table_.members) {
     if (other.size == member.size) break;  // all members have the same size, or there is a conflict already
@@ -385,7 +373,7 @@ void StoreSession::look_for_value() {
 // For what keeps the values from coming: complete_step() answers with them.
 void StoreSession::look_for_values() {
   const StoreStep& step = table_.steps.find(*step_)->second;
-  if (step.complete()) return;  // rank 0 waits for the end of the others
+  if (keeps_ || step.answer != nullptr) return;  // a keeper is told; the server's rank waits for the end of the others
   bool answered = say_conflict();
   if (const auto died = table_.died.begin(); !answered && died != table_.died.end() && *died < step.size()) {
     say({kStoreRankDied, *died});
@@ -394,14 +382,24 @@ void StoreSession::look_for_values() {
   if (answered || say_why_given_up()) stop_waiting();
 }
 
-void StoreSession::forget_rank() {
+void StoreSession::forget_ranks() {
+  ranks_.clear();
   rank_.reset();
   table_.entered.erase(this);
 }
 
+// For a rank that has died.
+void StoreSession::forget_member(std::uint32_t rank) {
+  const auto mine = ranks_.find(rank);
+  if (mine == ranks_.end()) return;
+  const auto member = table_.members.find(rank);
+  if (member != table_.members.end() && member->second.client == mine->second) table_.members.erase(member);
+  ranks_.erase(mine);
+}
+
 void StoreSession::leave() {
   stop_waiting();
-  forget_rank();
+  forget_ranks();
 }
 
 // No answer will come to a get or a gather that waits.
@@ -450,10 +448,11 @@ void StoreSession::lost() {
   stop_waiting();
   end_last_step();
   if (!rank_) return;
-  const auto member = table_.members.find(*rank_);
-  if (member != table_.members.end() && member->second.client == client_) table_.members.erase(member);
-  table_.died.insert(*rank_);
-  forget_rank();
+  const std::uint32_t rank = *rank_;
+  table_.died.insert(rank);
+  while (!ranks_.empty()) forget_member(ranks_.begin()->first);
+  forget_ranks();
+  if (table_.relay != nullptr) table_.relay->lost(rank);
   table_.announce();
 }
 

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "src/join/store_parser.h"
 #include "src/join/store_protocol.h"
 #include "src/join/store_table.h"
 #include "src/trust/proof.h"
@@ -35,6 +37,11 @@ class StoreSession {
   void lost();
   /// Where `unsent` is empty: puts the next part of a long answer there.
   void refill();
+  /// Answers a gather that waits, at a keeper, with what rank 0's store has answered.
+  void answer_gather(std::string_view answer);
+  /// All values of the step have come: answers the sessions that wait for them. After the last step the server's rank gets its
+  /// answer when the connections of all other ranks have ended. Precondition: step `number` has its answer.
+  static void complete_step(StoreTable& table, std::uint32_t number);
 
   /// Whether the client has authenticated.
   [[nodiscard]] bool trusted() const noexcept { return state_ == State::trusted; }
@@ -49,29 +56,36 @@ class StoreSession {
 
  private:
   enum class State { stranger, challenged, trusted, over };
-  class Parser;
   std::size_t receive_open(std::string_view bytes);
   std::size_t receive_sealed(std::string_view bytes);
   bool handle();
   bool handle_hello(std::string_view bytes, std::size_t* taken);
   bool handle_proof(std::string_view bytes, std::size_t* taken);
   bool handle_request(std::string_view bytes, std::size_t* taken);
-  bool handle_set(Parser& parser);
-  bool handle_get(Parser& parser);
-  bool handle_enter(Parser& parser);
-  bool handle_gather(Parser& parser);
+  bool handle_set(StoreParser& parser);
+  bool handle_get(StoreParser& parser);
+  bool handle_enter(StoreParser& parser, bool keeps);
+  bool handle_gather(StoreParser& parser);
+  bool handle_gather_several(StoreParser& parser);
+  bool handle_lost(StoreParser& parser);
+  bool handle_give_up(StoreParser& parser);
   void handle_look();
   void handle_stop();
-  void enter(StoreMember member);
-  void complete_step(std::uint32_t number, StoreStep& step, bool last);
+  void enter(const StoreMember& member);
+  StoreStep* find_step(std::uint32_t number, std::uint32_t size, std::uint32_t last);
+  void wait_for_step(std::uint32_t number, StoreStep& step);
   void end_last_step();
   static void end_step(StoreTable& table, std::uint32_t number);
   void take_values(StoreStep& step);
   void look_for_value();
   void look_for_values();
   [[nodiscard]] bool waits() const noexcept { return wanted_ || step_ || long_answer_ != nullptr; }
+  [[nodiscard]] bool next_waits() const;
+  void tell_keeper();
+  void tell_news();
   void stop_waiting();
-  void forget_rank();
+  void forget_ranks();
+  void forget_member(std::uint32_t rank);
   void leave();
   [[nodiscard]] bool say_why_given_up();
   [[nodiscard]] bool say_conflict();
@@ -96,9 +110,10 @@ class StoreSession {
   std::optional<std::uint32_t> last_step_;          // its number, where rank 0 waits for the end of this connection
   std::shared_ptr<const std::string> long_answer_;  // its first part has been moved to `unsent`
   std::size_t long_answer_taken_ = 0;
-  bool announced_ = false;             // since the last look
-  std::optional<std::uint32_t> rank_;  // of a client that has entered and not left
-  std::uint64_t client_ = 0;           // of that client
+  bool announced_ = false;                        // since the last look
+  std::optional<std::uint32_t> rank_;             // of a client that has entered and not left
+  std::map<std::uint32_t, std::uint64_t> ranks_;  // for which it speaks, and their clients: its own, and others of a keeper
+  bool keeps_ = false;                            // the client is a keeper
   Nonce theirs_{};
   Nonce mine_{};
 };

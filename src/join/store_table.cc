@@ -41,7 +41,7 @@ void StoreTable::announce() {
 std::vector<int> StoreTable::absent(int size) const {
   const StoreStep* waits = nullptr;
   for (const auto& [number, step] : steps) {
-    if (step.has(0) && !step.complete()) waits = &step;
+    if (step.has(0) && step.answer == nullptr) waits = &step;
   }
   std::vector<int> ranks;
   for (int rank = 0; rank < size; ++rank) {

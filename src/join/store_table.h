@@ -16,6 +16,7 @@ namespace shoal {
 
 inline constexpr std::uint32_t kStoreNoRank = ~std::uint32_t{0};
 
+class StoreRelay;
 class StoreSession;
 
 /// A client that has entered.
@@ -36,13 +37,15 @@ class StoreStep {
   void put(std::uint32_t rank, std::string_view value);
   [[nodiscard]] bool has(std::uint32_t rank) const { return values_.contains(rank); }
   [[nodiscard]] bool complete() const noexcept { return values_.size() == size_; }
+  [[nodiscard]] const std::map<std::uint32_t, std::string>& values() const noexcept { return values_; }
   /// Sets `answer`, once for all sessions. Precondition: complete().
   void make_answer();
   [[nodiscard]] std::vector<std::uint32_t> missing() const;
 
   std::set<StoreSession*> waiting;                ///< for the values
   std::map<StoreSession*, std::uint32_t> ending;  ///< after the last step: those that rank 0 waits for, and their ranks
-  std::shared_ptr<const std::string> answer;
+  std::shared_ptr<const std::string> answer;      ///< set when all ranks have given their values
+  bool last = false;                              ///< no rank needs the store after this step
 
  private:
   const std::uint32_t size_;
@@ -63,6 +66,10 @@ struct StoreTable {
   std::vector<StoreSession*> answered{};
 
   std::set<StoreSession*> entered{};  ///< sessions whose clients have entered
+  std::uint32_t server = 0;           ///< the rank whose process has this table
+  StoreRelay* relay = nullptr;        ///< of a keeper: the values of a step come from rank 0's store
+  std::uint64_t requests = 0;         ///< of all clients so far
+  bool over = false;                  ///< the last step is complete: new clients want another store, on the same address
 
   /// Something has happened to a rank that all others must know: tells those that wait, and those that will look.
   void announce();

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <iterator>
@@ -70,30 +71,57 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(const std::string&
   auto listener = listen_on(host, port);
   const auto taken = listener.ok() ? port_of(*listener) : Result<int>(listener.status());
   if (!taken.ok()) return cannot(taken.status());
+  auto opened = prepare(std::move(listener).value());
+  if (!opened.ok()) return cannot(opened.status());
+  return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(std::move(opened).value(), *taken, job, key, std::nullopt));
+}
+
+Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::keep(Kept kept, std::string_view job, const Key& key) {
+  auto opened = prepare(std::move(kept.listener));
+  if (!opened.ok()) return opened.status();
+  return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(std::move(opened).value(), 0, job, key, std::move(kept)));
+}
+
+Result<TcpStoreServer::Descriptors> TcpStoreServer::prepare(Descriptor listener) {
   Descriptors made;
-  made.listener = std::move(listener).value();
+  made.listener = std::move(listener);
   made.epoll = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   made.wake = make_event();
   made.spare = Descriptor(made.wake.valid() ? ::fcntl(made.wake.get(), F_DUPFD_CLOEXEC, 0) : -1);
-  if (!made.epoll.valid() || !made.spare.valid()) return cannot(descriptor_error("eventfd or epoll", errno));
+  if (!made.epoll.valid() || !made.spare.valid()) return descriptor_error("eventfd or epoll", errno);
   if (!change_watch(made.epoll, EPOLL_CTL_ADD, made.wake, kReadable, nullptr) ||
       !change_watch(made.epoll, EPOLL_CTL_ADD, made.listener, kNothing, nullptr))
-    return cannot(system_error("epoll_ctl", errno));
-  return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(std::move(made), *taken, job, key));
+    return system_error("epoll_ctl", errno);
+  return made;
 }
 
-TcpStoreServer::TcpStoreServer(Descriptors descriptors, int port, std::string_view job, const Key& key)
+TcpStoreServer::Relay::Relay(StoreTable& table, Kept kept) : Relay(table, kept.to_store.release(), kept.expected) {}
+
+TcpStoreServer::Relay::Relay(StoreTable& table, std::pair<Descriptor, RecordCipher> connection, std::size_t expected)
+    : socket(std::move(connection.first)), relay(table, std::move(connection.second), expected) {}
+
+TcpStoreServer::TcpStoreServer(Descriptors descriptors, int port, std::string_view job, const Key& key,
+                               std::optional<Kept> kept)
     : descriptors_(std::move(descriptors)),
       port_(port),
       table_{std::string(job), key, {}},
       silence_limit_(silence_limit()),
-      admission_("store", kMaxUnauthenticated),
-      thread_(quiet_thread([this] { serve(); })) {}
+      admission_("store", kMaxUnauthenticated) {
+  if (kept) {
+    table_.server = static_cast<std::uint32_t>(kept->rank);
+    table_.values.emplace(kKeeperKey, std::to_string(kept->rank));
+    relay_.emplace(table_, *std::move(kept));
+    table_.relay = &relay_->relay;
+  }
+  thread_ = quiet_thread([this] { serve(); });
+}
 
 TcpStoreServer::~TcpStoreServer() {
   over_ = true;
   ring_event(descriptors_.wake.get());
   thread_.join();
+  // A child of fork() may have a copy of it, at which ranks of a later start would wait for a keeper.
+  if (relay_) ::shutdown(descriptors_.listener.get(), SHUT_RDWR);
 }
 
 std::vector<int> TcpStoreServer::absent(int size) const {
@@ -101,27 +129,101 @@ std::vector<int> TcpStoreServer::absent(int size) const {
   return table_.absent(size);
 }
 
+std::uint64_t TcpStoreServer::requests() const {
+  const std::lock_guard<std::mutex> lock(table_mutex_);
+  return table_.requests;
+}
+
 void TcpStoreServer::serve() {
   std::array<epoll_event, 64> events;
+  {
+    const std::lock_guard<std::mutex> lock(table_mutex_);
+    send_to_store();  // nothing yet: it watches the connection
+  }
   while (!over_) {
     const bool paused = Clock::now() < admission_.accept_again();
     listen(!paused);
-    const auto longest = paused ? kPause : kLongestWait;
     const int count = ::epoll_wait(descriptors_.epoll.get(), events.data(), static_cast<int>(events.size()),
-                                   static_cast<int>(longest.count()));
+                                   static_cast<int>(longest_wait(paused).count()));
     if (count < 0) continue;  // a signal
     const std::lock_guard<std::mutex> lock(table_mutex_);
     bool knocks = false;
     for (const epoll_event& event : std::span(events).first(static_cast<std::size_t>(count))) {
       if (event.data.ptr == this)
         knocks = true;
+      else if (relay_ && event.data.ptr == &*relay_)
+        serve_relay();
       else if (event.data.ptr != nullptr)
         serve_client(*static_cast<Client*>(event.data.ptr));
     }
+    if (relay_) relay_->relay.pass_on(Clock::now());
     settle();
     drop_late_clients();
     if (knocks) accept_clients();  // last: it may drop a client for which there is an event
+    left_.notify_all();
   }
+  send_to_store();  // that the ranks of this host have left
+  end_relay();
+}
+
+std::chrono::milliseconds TcpStoreServer::longest_wait(bool paused) const {
+  const auto longest = paused ? kPause : kLongestWait;
+  if (!relay_) return longest;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(relay_->relay.due() - Clock::now());
+  return std::clamp(left, std::chrono::milliseconds(0), longest);
+}
+
+void TcpStoreServer::serve_relay() {
+  std::array<char, 16384> buffer;
+  StoreRelay& relay = relay_->relay;
+  for (int reads = 0; reads < kMaxReadsInARow && !relay.over(); ++reads) {
+    const ssize_t got = ::recv(relay_->socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got > 0)
+      relay.receive({buffer.data(), static_cast<std::size_t>(got)});
+    else if (got == 0 || (errno != EAGAIN && errno != EINTR))
+      relay.end();
+    else
+      break;
+  }
+  send_to_store();
+}
+
+// Sends what the relay has for rank 0's store, and watches the connection for what is useful.
+void TcpStoreServer::send_to_store() {
+  if (!relay_ || !relay_->socket.valid()) return;
+  std::string& unsent = relay_->relay.unsent;
+  while (!unsent.empty()) {
+    const ssize_t sent = ::send(relay_->socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0)
+      unsent.erase(0, static_cast<std::size_t>(sent));
+    else if (errno == EAGAIN)
+      break;
+    else if (errno != EINTR)
+      relay_->relay.end();
+  }
+  if (relay_->relay.over()) {
+    end_relay();
+    return;
+  }
+  const std::uint32_t events = kReadable | (unsent.empty() ? kNothing : kWritable);
+  const int operation = relay_->watched == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  if (relay_->watched == events) return;
+  relay_->watched = events;
+  if (!change_watch(descriptors_.epoll, operation, relay_->socket, events, &*relay_)) relay_->relay.end();  // no memory
+}
+
+// Also if a child of fork() has a copy of the socket.
+void TcpStoreServer::end_relay() {
+  if (!relay_ || !relay_->socket.valid()) return;
+  change_watch(descriptors_.epoll, EPOLL_CTL_DEL, relay_->socket, kNothing, nullptr);
+  ::shutdown(relay_->socket.get(), SHUT_RDWR);
+  relay_->socket.reset();
+}
+
+void TcpStoreServer::await_leaves(Clock::time_point deadline) {
+  std::unique_lock<std::mutex> lock(table_mutex_);
+  left_.wait_until(lock, deadline, [this] { return table_.entered.empty(); });
+  relay_->relay.leave();
 }
 
 void TcpStoreServer::listen(bool listens) {
@@ -135,6 +237,10 @@ void TcpStoreServer::accept_clients() {
   for (std::size_t i = 0; i < kMaxUnauthenticated / 4; ++i) {
     Descriptor socket = admission_.accept(descriptors_.listener.get());
     if (!socket.valid()) break;
+    if (relay_ && !is_of_same_user(socket.get())) {
+      admission_.refuse("it belongs to another user");
+      continue;
+    }
     if (admission_.unproven.size() + clients_.size() >= kMaxConnections) {
       admission_.refuse("there were too many connections at a time");
       continue;
@@ -203,7 +309,11 @@ void TcpStoreServer::watch(Client& client) {
 
 // Sends the answers to clients that waited for this one, and drops those that are finished.
 void TcpStoreServer::settle() {
-  while (!table_.answered.empty() || !finished_.empty()) {
+  const auto relay_sends = [this] {
+    return relay_ && relay_->socket.valid() && !relay_->relay.unsent.empty() && (relay_->watched & kWritable) == 0;
+  };
+  while (!table_.answered.empty() || !finished_.empty() || relay_sends()) {
+    send_to_store();
     for (StoreSession* const session : std::exchange(table_.answered, {})) send_unsent(static_cast<Client&>(*session));
     for (Client* const client : std::exchange(finished_, {})) drop(*client, "it closed before the handshake was complete");
   }

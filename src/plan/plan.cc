@@ -308,6 +308,10 @@ class PlanMaker {
       peers_of_.back().push_back(step.peer);
       PlanLink& link = link_to(step.peer);
       (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
+      if (step.op == StepOp::send) {
+        const std::size_t tile = std::max<std::size_t>(instruction.tile_bytes, 1);
+        link.tiles += static_cast<std::uint32_t>((instruction.size_bytes + tile - 1) / tile);
+      }
     } else {
       plan_->local_steps.push_back(index);
     }

@@ -88,6 +88,7 @@ struct Instruction {
 /// the sender waits for no rank.
 struct PlanLink {
   std::uint32_t link = 0;
+  std::uint32_t tiles = 1;              ///< that this rank sends: its signature, then payloads
   std::vector<std::uint32_t> sends;     ///< instruction indices
   std::vector<std::uint32_t> receives;  ///< instruction indices (recv and n-way recv_reduce)
   CallSignature signature = {};         ///< that this rank sends to the peer

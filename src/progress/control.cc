@@ -2,6 +2,9 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
+
+#include "src/progress/remote_control.h"
 
 namespace shoal {
 namespace {
@@ -12,16 +15,19 @@ constexpr auto kFinishPatience = std::chrono::milliseconds(100);
 
 }  // namespace
 
+ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
+    : far_(std::make_unique<RemoteControl>(std::move(transport), std::move(links))) {}
+
 bool ControlPlane::poll(std::vector<Message>& messages) {
-  const bool remote = remote_.poll(messages);
-  return (local_ != nullptr && local_->poll(messages)) || remote;
+  const bool far = far_ != nullptr && far_->poll(messages);
+  return (local_ != nullptr && local_->poll(messages)) || far;
 }
 
 void ControlPlane::send(Kind kind, const GroupName& group, const std::span<const int>* ranks,
                         std::span<const std::byte> payload) {
   const OutgoingControl message{kind, group, std::make_shared<const std::vector<std::byte>>(payload.begin(), payload.end())};
   if (local_ != nullptr) local_->send(ranks, message);
-  remote_.send(ranks, message);
+  if (far_ != nullptr) far_->send(ranks, message);
 }
 
 void ControlPlane::send_abort(const GroupName& group, std::span<const int> ranks, const Status& cause) {
@@ -47,12 +53,12 @@ void ControlPlane::send_goodbye() { send(Kind::goodbye, {}, nullptr, {}); }
 void ControlPlane::finish() {
   const auto deadline = std::chrono::steady_clock::now() + kFinishPatience;
   if (local_ != nullptr) local_->finish(deadline);
-  remote_.finish(deadline);
+  if (far_ != nullptr) far_->finish(deadline);
 }
 
 void ControlPlane::leave_to_parent() noexcept {
   if (local_ != nullptr) local_->leave_to_parent();
-  if (transport() != nullptr) transport()->leave_to_parent();
+  if (far_ != nullptr) far_->leave_to_parent();
 }
 
 }  // namespace shoal

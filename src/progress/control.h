@@ -10,8 +10,8 @@
 
 #include "src/progress/control_message.h"
 #include "src/progress/control_queue.h"
+#include "src/progress/far_control.h"
 #include "src/progress/local_control.h"
-#include "src/progress/remote_control.h"
 #include "src/topology/group_name.h"
 #include "transports/transport.h"
 
@@ -27,21 +27,23 @@ class ControlPlane {
  public:
   using Message = ControlMessage;
 
-  /// `links` are connected through `transport` (null: there are none), one to every other rank with which this one shares no
-  /// memory.
-  ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
-      : remote_(std::move(transport), std::move(links)) {}
-  /// For the peers that share memory with this rank. Before any other call.
+  ControlPlane() = default;
+  /// `links` are connected through `transport`, one to every other rank with which this one shares no memory.
+  ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links);
+  /// For the peers that share memory with this rank, and those that do not. Before any other call.
   void add(std::unique_ptr<LocalControl> local) { local_ = std::move(local); }
+  void add(std::unique_ptr<FarControl> far) { far_ = std::move(far); }
 
   static constexpr std::size_t kMostQueued = ControlQueue::kMost;
 
   /// Reads the messages that have arrived and appends them to `messages`; true where anything arrived at all.
   bool poll(std::vector<Message>& messages);
   /// A message may have arrived that poll() has not read. Cheap.
-  [[nodiscard]] bool due() const { return remote_.due() || (local_ != nullptr && local_->has_news()); }
-  /// A queue holds messages: poll() is to be called when the transport can move bytes.
-  [[nodiscard]] bool pending() const noexcept { return remote_.pending() || (local_ != nullptr && local_->pending()); }
+  [[nodiscard]] bool due() const { return (far_ != nullptr && far_->due()) || (local_ != nullptr && local_->has_news()); }
+  /// poll() is to be called when bytes can be moved, also while no call is in flight.
+  [[nodiscard]] bool pending() const noexcept {
+    return (far_ != nullptr && far_->pending()) || (local_ != nullptr && local_->pending());
+  }
 
   /// Sends the reason why this rank closes `group` to those of `ranks` whose connection is open.
   void send_abort(const GroupName& group, std::span<const int> ranks, const Status& cause);
@@ -59,14 +61,20 @@ class ControlPlane {
   /// In a child of fork(): leaves the connections and the shared memory to the parent.
   void leave_to_parent() noexcept;
 
-  /// Of the peers that share no memory with this rank; null where there are none.
-  [[nodiscard]] Transport* transport() const noexcept { return remote_.transport(); }
+  // See Transport; of the peers that share no memory with this rank. The local ones wake the driver by their transport.
+  /// -1 where there are none.
+  [[nodiscard]] int wait_fd() const noexcept { return far_ == nullptr ? -1 : far_->wait_fd(); }
+  bool prepare_wait() { return far_ == nullptr || far_->prepare_wait(); }
+  void finish_wait(bool readable) {
+    if (far_ != nullptr) far_->finish_wait(readable);
+  }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept { return far_ == nullptr ? 0 : far_->memory_bytes(); }
 
  private:
   /// `ranks` null: to all.
   void send(Message::Kind kind, const GroupName& group, const std::span<const int>* ranks, std::span<const std::byte> payload);
 
-  RemoteControl remote_;
+  std::unique_ptr<FarControl> far_;      // null: all peers share memory with this rank
   std::unique_ptr<LocalControl> local_;  // null: no peer shares memory with this rank
 };
 

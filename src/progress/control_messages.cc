@@ -48,19 +48,19 @@ void ControlMessages::pass_on(const ControlPlane::Message& message) {
 
 bool ControlMessages::prepare_wait() {
   if (plane_ == nullptr) return true;
-  due_ |= (transport() != nullptr && !transport()->prepare_wait()) || plane_->due();
+  due_ |= !plane_->prepare_wait() || plane_->due();
   return !due_;
 }
 
 void ControlMessages::finish_wait(std::span<const pollfd> polled) {
-  if (transport() == nullptr) return;
-  const bool readable = is_readable(polled, transport()->wait_fd());
-  transport()->finish_wait(readable);
+  if (plane_ == nullptr || plane_->wait_fd() < 0) return;
+  const bool readable = is_readable(polled, plane_->wait_fd());
+  plane_->finish_wait(readable);
   due_ |= readable;
 }
 
 void ControlMessages::append_wait_fd(std::vector<pollfd>& out) const {
-  if (transport() != nullptr) out.push_back({transport()->wait_fd(), POLLIN, 0});
+  if (plane_ != nullptr && plane_->wait_fd() >= 0) out.push_back({plane_->wait_fd(), POLLIN, 0});
 }
 
 }  // namespace shoal

@@ -23,8 +23,6 @@ class ControlMessages {
       : plane_(plane), clients_(clients), early_(early), peers_(ranks) {}
 
   [[nodiscard]] ControlPlane* plane() const noexcept { return plane_; }
-  /// Its transport; null where there is none.
-  [[nodiscard]] Transport* transport() const noexcept { return plane_ == nullptr ? nullptr : plane_->transport(); }
   [[nodiscard]] PeerStates& peers() noexcept { return peers_; }
   [[nodiscard]] const LastWaits& last_waits() const noexcept { return last_waits_; }
 

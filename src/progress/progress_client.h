@@ -23,8 +23,18 @@ struct ClientLink {
   int peer = -1;                                    ///< the member: its rank in the communicator
   std::uint32_t their_number = kCommunicatorLimit;  ///< the peer's number of the communicator; the limit: not received yet
   bool bound = false;                               ///< this rank has sent its number to the peer
-  bool paused = false;                              ///< the peer has asked this rank to send no more tiles
-  SpillQueue* spilled = nullptr;                    ///< tiles that come before those on the link; null: none so far
+  bool requested = false;                           ///< Link::request() has been called, or was not necessary
+  std::chrono::steady_clock::time_point requested_at{};
+  bool paused = false;            ///< the peer has asked this rank to send no more tiles
+  SpillQueue* spilled = nullptr;  ///< tiles that come before those on the link; null: none so far
+
+  /// A call or message needs the link. `peer_too`: so does the peer's part in it.
+  void request(bool peer_too) {
+    if (requested) return;
+    link->request(peer_too);
+    requested = true;
+    requested_at = std::chrono::steady_clock::now();
+  }
 };
 
 /// What the calls in flight of a communicator do with a link.

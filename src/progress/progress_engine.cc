@@ -55,7 +55,7 @@ Status ProgressEngine::status() const {
 std::size_t ProgressEngine::memory_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const auto& transport : parts_.transports) bytes += transport->memory_bytes();
-  if (const Transport* control = control_messages_.transport(); control != nullptr) bytes += control->memory_bytes();
+  if (parts_.control != nullptr) bytes += parts_.control->memory_bytes();
   return bytes;
 }
 

@@ -28,7 +28,6 @@ RemoteControl::~RemoteControl() {
 }
 
 bool RemoteControl::poll(std::vector<ControlMessage>& messages) {
-  if (transport_ == nullptr) return false;
   due_ = false;
   bool moved = false;
   // A transport may read its sockets only now and then; these calls make it do so.
@@ -81,7 +80,6 @@ RemoteControl::Peer* RemoteControl::peer_to(int rank) noexcept {
 }
 
 void RemoteControl::send(const std::span<const int>* ranks, const OutgoingControl& message) {
-  if (transport_ == nullptr) return;
   due_ = true;
   if (ranks == nullptr) {
     for (Peer& peer : peers_) send_to(peer, message);
@@ -134,7 +132,6 @@ bool RemoteControl::is_unfinished() const {
 }
 
 void RemoteControl::finish(std::chrono::steady_clock::time_point deadline) {
-  if (transport_ == nullptr) return;
   while (is_unfinished() && std::chrono::steady_clock::now() < deadline) {
     bool moved = transport_->progress();
     for (Peer& peer : peers_) moved |= !peer.failed && flush(peer);

@@ -1,4 +1,4 @@
-// RemoteControl: control messages to and from peers that share no memory with this rank, over links of their own.
+// RemoteControl: control messages to and from peers that share no memory with this rank, over a link to each of them.
 #pragma once
 
 #include <chrono>
@@ -11,31 +11,30 @@
 
 #include "src/progress/control_message.h"
 #include "src/progress/control_queue.h"
+#include "src/progress/far_control.h"
 #include "transports/transport.h"
 
 namespace shoal {
 
-/// The part of the ControlPlane for these peers. Thread rule: the driver.
-class RemoteControl {
+/// Thread rule: the driver.
+class RemoteControl final : public FarControl {
  public:
-  /// `links` are connected through `transport`, which is null where there are none.
+  /// `links` are connected through `transport`.
   RemoteControl(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links);
-  ~RemoteControl();
-  RemoteControl(const RemoteControl&) = delete;
-  RemoteControl& operator=(const RemoteControl&) = delete;
+  ~RemoteControl() override;
 
-  /// Reads the messages that have arrived and appends them to `messages`; true where anything arrived at all.
-  bool poll(std::vector<ControlMessage>& messages);
-  /// A message may have arrived that poll() has not read: a send also receives, and then a thread that waits for the transport
-  /// is not woken for that message again.
-  [[nodiscard]] bool due() const noexcept { return due_; }
+  bool poll(std::vector<ControlMessage>& messages) override;
+  /// A send also receives, and then a thread that waits for the transport is not woken for that message again.
+  [[nodiscard]] bool due() const noexcept override { return due_; }
   /// A queue holds messages.
-  [[nodiscard]] bool pending() const noexcept { return queued_ != 0; }
-  /// To those of `ranks` that it has a link to; null: to all.
-  void send(const std::span<const int>* ranks, const OutgoingControl& message);
-  /// Gives slow peers until `deadline` to take what is queued, and drops the rest.
-  void finish(std::chrono::steady_clock::time_point deadline);
-  [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
+  [[nodiscard]] bool pending() const noexcept override { return queued_ != 0; }
+  void send(const std::span<const int>* ranks, const OutgoingControl& message) override;
+  void finish(std::chrono::steady_clock::time_point deadline) override;
+  [[nodiscard]] int wait_fd() const noexcept override { return transport_->wait_fd(); }
+  bool prepare_wait() override { return transport_->prepare_wait(); }
+  void finish_wait(bool readable) override { transport_->finish_wait(readable); }
+  void leave_to_parent() noexcept override { transport_->leave_to_parent(); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return transport_->memory_bytes(); }
 
  private:
   /// What a link has taken, but whose memory it still needs.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/base/ring_queue.h"
+#include "src/topology/group_name.h"
 #include "transports/transport.h"
 
 namespace shoal {
@@ -28,8 +29,19 @@ enum class LinkControl : std::uint32_t {
   unbind = 4,  ///< no more tiles with this number, the sender's, will arrive
 };
 /// The lower bits of TileHeader::edge hold the LinkControl; in a `bind` the others hold GroupName::check, and the offset its
-/// key.
+/// key. So a bind carries the whole name, and the other tiles of the communicator need the number only.
 inline constexpr std::uint32_t kLinkControlBits = 8;
+static_assert(GroupName::kCheckLimit == 1U << (32 - kLinkControlBits));
+
+inline TileHeader bind_header(std::uint32_t number, const GroupName& name) noexcept {
+  const std::uint32_t what = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kLinkControlBits;
+  return {kControlTile, number, what, 0, name.key};
+}
+inline LinkControl link_control_in(const TileHeader& header) noexcept {
+  return static_cast<LinkControl>(header.edge & ((1U << kLinkControlBits) - 1));
+}
+/// Of a bind.
+inline GroupName name_in(const TileHeader& header) noexcept { return {header.offset_bytes, header.edge >> kLinkControlBits}; }
 
 /// The spilled tiles of one communicator on one link, oldest first.
 ///

@@ -85,7 +85,8 @@ void TileRouter::detach(ProgressClient& client, bool others) {
     const ClientLink* link = client.link_to(member);
     if (link == nullptr) continue;
     if (link->their_number != kCommunicatorLimit) forget_number(*link->wire, link->their_number);
-    if (others && link->bound) send_control(*link->wire, client.number(), LinkControl::unbind);
+    // A peer without a connection has received no tile with the number.
+    if (others && link->bound && link->link->connected()) send_control(*link->wire, client.number(), LinkControl::unbind);
   }
   send_records();
 }
@@ -163,8 +164,8 @@ void TileRouter::spill(Wire& wire, BoundNumber& bound, const Arrival& arrival) {
 }
 
 void TileRouter::on_control(Wire& wire, const TileHeader& header) {
-  const auto what = static_cast<LinkControl>(header.edge & ((1U << kLinkControlBits) - 1));
-  if (what == LinkControl::bind) return on_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kLinkControlBits});
+  const LinkControl what = link_control_in(header);
+  if (what == LinkControl::bind) return on_bind(wire, header.sequence, name_in(header));
   if (what == LinkControl::unbind) return on_unbind(wire, header.sequence);
   ProgressClient* client = clients_.find(header.sequence);
   if (client == nullptr) return;
@@ -238,8 +239,7 @@ void TileRouter::drop_spills(Wire& wire, std::uint32_t number) {
 }
 
 bool TileRouter::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
-  const std::uint32_t what = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kLinkControlBits;
-  if (!wire.link->try_send({kControlTile, number, what, 0, name.key}, {})) return false;
+  if (!wire.link->try_send(bind_header(number, name), {})) return false;
   ++wire.taken;
   return true;
 }

@@ -18,6 +18,9 @@ Occupation occupation_of(const Operation& operation, bool started, CallChecks::T
   return {describe_call(operation.sequence(), started ? operation.signature : operation.plan->signature), waited};
 }
 
+/// This rank could not connect a link, for example for lack of descriptors; the peer is not the cause.
+bool is_own_failure(const Status& link) { return link.code() == StatusCode::system_error; }
+
 }  // namespace
 
 std::optional<CallProblem> CallChecks::check(Time now) {
@@ -66,6 +69,7 @@ std::optional<CallProblem> CallChecks::check_links(Time now) {
       if (!s_.messages.needs(state.peer)) state.absence = {};  // else next_check() would count it
       continue;
     }
+    if (is_own_failure(state.link->status())) return state.link->status();
     // Sends this rank's call to all ranks at once: a rank that is in another call then detects the mismatch, instead of only
     // seeing that the peer has left.
     if (!state.absence.begun() && left && s_.control.plane() != nullptr) {
@@ -120,6 +124,7 @@ std::optional<CallProblem> CallChecks::check_messages(Time now) {
     LinkCalls::LinkState* state = message->message.peer < 0 ? nullptr : s_.links.of_rank(message->message.peer);
     if (state == nullptr || (state->link->status().ok() && !s_.monitor.has_left(state->peer)) || state->link->peek() != nullptr)
       continue;
+    if (is_own_failure(state->link->status())) return state->link->status();
     s_.links.use(*state);  // so that next_check() sees the absence
     auto cause = s_.monitor.absent(state->peer, state->absence, state->link->status(), occupation_of(*message, true, now), now);
     if (cause) return *std::move(cause);
@@ -182,10 +187,22 @@ std::string CallChecks::why_late(const Operation& operation, Time now) {
     const CallReports& reports = s_.monitor.reports();
     const Operation* awaited = s_.messages.awaited();
     const bool elsewhere = awaited != nullptr && !operation.awaited();
-    return reports.message_late(operation.message.is_send, operation.message.peer, now) +
+    return reports.message_late(operation.message.is_send, operation.message.peer, now) + connecting(operation, now) +
            (elsewhere ? reports.waits_for(Messages::describe(*awaited), awaited->message.peer, now) : std::string());
   }
-  return s_.monitor.why_late(operation.sequence(), late_ranks(operation), now);
+  return s_.monitor.why_late(operation.sequence(), late_ranks(operation), now) + connecting(operation, now);
+}
+
+std::string CallChecks::connecting(const Operation& operation, Time now) const {
+  constexpr std::size_t kMostNamed = 4;
+  const auto links = s_.links.unconnected(operation);
+  std::string text;
+  for (std::size_t i = 0; i < std::min(links.size(), kMostNamed); ++i) {
+    text += fmt::format("; connecting to {}, for {:.1f} s", s_.group.name_of(links[i]->peer),
+                        std::chrono::duration<double>(now - links[i]->requested_at).count());
+  }
+  if (links.size() > kMostNamed) text += fmt::format("; and to {} more ranks", links.size() - kMostNamed);
+  return text;
 }
 
 // Calls start in order, and so do messages. Either the one before is in flight, or another thread has its number and has not

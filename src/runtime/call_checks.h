@@ -59,6 +59,8 @@ class CallChecks {
   [[nodiscard]] Status timed_out(const internal::Operation& operation, bool started, Time now);
   /// Which ranks a call waits for.
   [[nodiscard]] Late late_ranks(const internal::Operation& operation);
+  /// "; connecting to rank 3, for 0.4 s"; empty where all links of the call are connected.
+  [[nodiscard]] std::string connecting(const internal::Operation& operation, Time now) const;
   [[nodiscard]] std::string why_late(const internal::Operation& operation, Time now);
   [[nodiscard]] std::string why_not_started(const internal::Operation& operation, Time now);
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr std::size_t kTilesInFlight = 64;        // whose memory one link may still need; beyond, the queue grows once
+constexpr std::size_t kCallsInFlight = 8;         // for which that queue has room from the first of them on
 constexpr int kTilesPerPass = 16;                 // sent on one link before arrived tiles are handled
 constexpr auto kSignatureWait = std::chrono::milliseconds(1);
 
@@ -81,6 +82,7 @@ LinkCalls::LinkCalls(ProgressEngine& engine, const Group& group, std::uint32_t n
     state.wire = wire;
     state.peer = rank;
     state.bound = group_.name.is_whole();
+    state.requested = wire->link->connected();
     tile_bytes_ = std::min(tile_bytes_, wire->link->max_tile_bytes());
     costly_tiles_ |= engine.parts().transports[wire->transport]->tiles_are_costly();
     if (group_.topology.link_class(group_.rank, rank) == LinkClass::network)
@@ -112,9 +114,12 @@ void LinkCalls::start(Operation* operation) {
   ++size_;
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
+    state.request(/*peer_too=*/true);  // its part of the Program names this rank
     if (operation->plan->links[i].speaks) {
-      // Allocates when the link is first used: a rank may have thousands of peers and use a few.
-      if (state.outstanding.empty()) state.outstanding.reserve(kTilesInFlight);
+      // Allocates when the link is first used, or for more tiles than before: a rank may have thousands of links that carry a
+      // tile in each call.
+      if (state.outstanding.empty())
+        state.outstanding.reserve(std::min(kTilesInFlight, kCallsInFlight * operation->plan->links[i].tiles));
       state.senders.push({operation, i});
     }
     if (operation->plan->links[i].hears) state.receivers.push({operation, i});
@@ -406,7 +411,7 @@ bool LinkCalls::advance_local(Operation* operation) {
 
 bool LinkCalls::send_late_signatures(Time now) {
   const auto waits = [](LinkState* state) {
-    if (state->senders.empty()) return false;
+    if (state->senders.empty() || !state->link->connected()) return false;
     const auto [operation, plan_link] = state->senders.front();
     return !operation->links[plan_link].call_sent;
   };
@@ -431,10 +436,23 @@ std::optional<std::pair<std::uint32_t, CallSignature>> LinkCalls::unclaimed_sign
   return signature ? std::optional(std::pair(head->header.sequence, *signature)) : std::nullopt;
 }
 
+std::vector<const LinkCalls::LinkState*> LinkCalls::unconnected(const Operation& operation) const {
+  std::vector<const LinkState*> found;
+  const auto add = [&](const LinkState* state) {
+    if (state != nullptr && !state->link->connected()) found.push_back(state);
+  };
+  if (operation.is_message()) {
+    if (operation.message.peer >= 0) add(const_cast<LinkCalls*>(this)->of_rank(operation.message.peer));
+  } else if (operation.on_links) {
+    for (const PlanLink& link : operation.plan->links) add(&links_[link.link]);
+  }
+  return found;
+}
+
 void LinkCalls::add_late(const Operation& operation, Late& late) {
   for (std::size_t i = 0; i < operation.links.size(); ++i) {
     LinkState& state = links_[operation.plan->links[i].link];
-    if (!operation.links[i].call_received) {
+    if (!operation.links[i].call_received || !state.link->connected()) {
       late.absent.push_back(state.peer);
     } else if ((operation.links[i].receive_index < operation.plan->links[i].receives.size() && head(state) == nullptr) ||
                holds_back(state, operation)) {

@@ -124,6 +124,8 @@ class LinkCalls {
   [[nodiscard]] std::optional<std::pair<std::uint32_t, CallSignature>> unclaimed_signature(LinkState& state) const;
   /// Adds the ranks that `operation` waits for.
   void add_late(const internal::Operation& operation, Late& late);
+  /// The links of `operation` that are not connected yet.
+  [[nodiscard]] std::vector<const LinkState*> unconnected(const internal::Operation& operation) const;
 
  private:
   /// The oldest tile of this communicator that has arrived and is not released; null where there is none.

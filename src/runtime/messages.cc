@@ -94,6 +94,8 @@ Messages::Peer& Messages::use(int rank) {
 
 void Messages::start(Operation* operation) {
   Message& m = operation->message;
+  // A receiver that takes messages of any rank does not know its peer. So the sender does not count on its request.
+  if (m.peer >= 0 && m.peer != rank_) peer(m.peer).link->request(/*peer_too=*/false);
   if (!m.is_send) {
     const std::optional<Unexpected> message = take_unexpected(m);
     if (!message) return posted_.push(m.peer < 0 ? kAny : m.peer, m.tag, operation);

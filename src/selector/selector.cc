@@ -140,18 +140,51 @@ void predict_promising(std::vector<Candidate>& candidates, Predictions& predicti
   std::erase_if(candidates, [&](const Candidate& candidate) { return hopeless.contains(candidate.algorithm); });
 }
 
+/// With how many ranks of other nodes a rank exchanges data. Of equal nodes the first rank and the last one have the most.
+int links_needed(const Algorithm& algorithm, const RanksByNode& nodes, const Topology& topology, Collective collective) {
+  collective.counts = {};  // which peers have a share may differ between ranks, the choice must not
+  std::size_t most = 0;
+  for (const int rank : {0, topology.ranks() - 1}) {
+    std::set<int> peers;
+    for (const Step& step : algorithm.build(nodes, collective, rank).steps) {
+      if (step.peer >= 0 && topology.link_class(rank, step.peer) == LinkClass::network) peers.insert(step.peer);
+    }
+    most = std::max(most, peers.size());
+  }
+  return static_cast<int>(most);
+}
+
+/// Marks the candidates that need more connections than a process has descriptors for.
+void check_links(std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective, int most_links) {
+  if (most_links == 0) return;
+  const RanksByNode nodes(topology);
+  for (Candidate& candidate : candidates) {
+    if (!candidate.status.ok()) continue;
+    const int needed = links_needed(*candidate.algorithm, nodes, topology, collective);
+    if (needed <= most_links) continue;
+    candidate.status = Status(
+        StatusCode::system_error,
+        fmt::format("{} by algorithm {} needs connections with {} ranks of other hosts, but a rank has descriptors for {}; "
+                    "raise the limit of open files (ulimit -n) on all hosts",
+                    to_string(collective.kind), candidate.algorithm->name, needed, most_links));
+  }
+}
+
 /// Every algorithm with its time in the table and in the model if `model_always`. Otherwise the algorithms that can be chosen:
 /// with their times in the table or, if it has none, in the model.
 std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
-                                Predictions& predictions, bool model_always) {
+                                Predictions& predictions, bool model_always, int most_links = 0) {
   std::vector<Candidate> candidates;
-  bool measured = false;
   for (const Algorithm& algorithm : algorithms()) {
-    if (repeats_another(algorithm, topology)) continue;
-    Candidate candidate{&algorithm, check_support(algorithm, topology, collective), {}, 0};
-    if (candidate.status.ok() && tuned != nullptr) candidate.measured_us = measured_us(*tuned, algorithm, collective);
+    if (!repeats_another(algorithm, topology))
+      candidates.push_back({&algorithm, check_support(algorithm, topology, collective), {}, 0});
+  }
+  check_links(candidates, topology, collective, most_links);
+  bool measured = false;
+  for (Candidate& candidate : candidates) {
+    if (candidate.status.ok() && tuned != nullptr)
+      candidate.measured_us = measured_us(*tuned, *candidate.algorithm, collective);
     measured |= candidate.measured_us.has_value();
-    candidates.push_back(std::move(candidate));
   }
   if (!model_always && !measured) predict_promising(candidates, predictions, topology, collective);
   for (Candidate& candidate : candidates) {
@@ -200,7 +233,12 @@ struct Ranking {
 Result<Ranking> best(const std::vector<Candidate>& candidates, Predictions& predictions, const Topology& topology,
                      const Collective& collective) {
   const Candidate& first = candidates.front();
-  if (!first.status.ok()) return first.status;
+  if (!first.status.ok()) {
+    // Rather what the user can change than what the algorithms cannot do.
+    const auto lacks =
+        std::ranges::find(candidates, StatusCode::system_error, [](const Candidate& c) { return c.status.code(); });
+    return lacks == candidates.end() ? first.status : lacks->status;
+  }
   const bool measured = first.measured_us.has_value();
   std::vector<std::pair<double, const Candidate*>> rated;
   for (const Candidate& candidate : candidates) {
@@ -309,13 +347,13 @@ std::string_view to_string(ChoiceBasis basis) noexcept {
 }
 
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
-                      const TunedShape* tuned, ChoiceCosts costs) {
+                      const TunedShape* tuned, ChoiceCosts costs, int most_links) {
   if (!forced_algorithm.empty()) return force(topology, collective, forced_algorithm, tuned);
   if (Status status = check_call(topology, collective); !status.ok()) return status;
   const bool by_classes = costs == ChoiceCosts::classes && order_shows(collective);
   const Topology rated = by_classes ? by_class(topology) : topology;
   Predictions predictions(rated, collective);
-  const auto ranking = best(rate_all(rated, collective, tuned, predictions, false), predictions, rated, collective);
+  const auto ranking = best(rate_all(rated, collective, tuned, predictions, false, most_links), predictions, rated, collective);
   if (!ranking.ok()) return ranking.status();
   Choice choice = ranking->choice;
   if (by_classes && choice.basis == ChoiceBasis::model)

@@ -49,10 +49,12 @@ Topology by_class(const Topology& topology);
 /// tables are bitwise equal. With ChoiceCosts::classes a floating-point reduction gets the same algorithm, and its result the
 /// same bits, on all machines of one class; that costs some 1 to 10 % of the time (SelectorByClass.CostsLittle). Takes
 /// milliseconds of a core for a hundred ranks and up to 20 ms for 4,096; meant to be called once for each call signature.
+/// `most_links`: with how many ranks of other nodes a rank can have connections; 0: with all. Algorithms that need more are not
+/// chosen, unless forced.
 /// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported if it does not serve the collective or
-/// no algorithm does, invalid_argument for an invalid collective.
+/// no algorithm does, system_error if all that do need more links, invalid_argument for an invalid collective.
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
-                      const TunedShape* tuned = nullptr, ChoiceCosts costs = ChoiceCosts::classes);
+                      const TunedShape* tuned = nullptr, ChoiceCosts costs = ChoiceCosts::classes, int most_links = 0);
 
 /// One algorithm with its times.
 struct Candidate {

@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include <shoal/limits.h>
 #include <shoal/shoal.h>
 #include <nlohmann/json.hpp>
 
@@ -19,7 +20,6 @@ using Json = nlohmann::ordered_json;
 constexpr int kFormat = 1;
 // Far above what `shoal tune` writes; keeps what start-up publishes well below the size limits of stores.
 constexpr std::size_t kMaxMeasurements = 4096;
-constexpr int kMaxRanks = 65536;
 
 Status malformed(const std::string& what) { return {StatusCode::invalid_argument, what}; }
 
@@ -59,8 +59,11 @@ Result<Measurement> parse_measurement(const Json& entry) {
 
 Result<std::vector<int>> parse_placement(const Json& shape) {
   const auto nodes = shape.find("node_of_rank");
-  if (nodes == shape.end() || !nodes->is_array() || nodes->empty() || nodes->size() > kMaxRanks) {
+  if (nodes == shape.end() || !nodes->is_array() || nodes->empty()) {
     return malformed("has no \"node_of_rank\", the list of every rank's node");
+  }
+  if (nodes->size() > kMaxJobRanks) {
+    return malformed(fmt::format("has {} ranks in \"node_of_rank\"; a job has at most {}", nodes->size(), kMaxJobRanks));
   }
   std::vector<int> node_of_rank;
   int known = 0;

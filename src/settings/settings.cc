@@ -48,8 +48,17 @@ constexpr std::array kSettings{
             "eth0,eth1: by ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
     Setting{"SHOAL_TILE_BYTES", "",
             "size of a tile, the largest piece that moves at once (rank 0's value applies); unset: 64K, between nodes 256K"},
+    Setting{
+        "SHOAL_LINK_MEMORY", "256M",
+        "memory of a rank for the links that it uses inside its host, 1M to 1024G. Beyond it further links get two tiles of "
+        "buffer instead of up to 16; where even that is too much for all ranks of a host, tiles become smaller, down to 4K "
+        "(rank 0's value applies)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16; use more where the network limits a single flow (rank 0's value applies)"},
+    Setting{
+        "SHOAL_CONNECT", "usual",
+        "which TCP connections between ranks are made at start-up. all; usual: those that all_reduce, barrier and broadcast "
+        "need; none. A call makes the others when it first needs them. ofi and ucx make all (rank 0's value applies)"},
     Setting{
         "SHOAL_INTEGRITY", "auto",
         "checksums of payloads between hosts. on: corrupted data is detected and retransmitted; off: no checksums; auto: on "
@@ -110,6 +119,10 @@ constexpr std::array kSettings{
         "1 where one MPS server serves all of them (the same on all ranks)"},
     Setting{"SHOAL_CUDA_STAGING", "64M",
             "memory of a CUDA device that other ranks of the node read from, for each communicator (the same on all ranks)"},
+    Setting{
+        "SHOAL_OVERLAY", "0",
+        "1: control messages between hosts go through one rank of each host; 0: each rank has connections with all ranks of "
+        "other hosts (rank 0's value applies)"},
     Setting{"SHOAL_PROBE", "1",
             "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's value applies)"},
 };
@@ -177,6 +190,13 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   if (unit == "G" || unit == "GiB") shift = 30;
   if (shift < 0 || value > (~std::uint64_t{0} >> shift)) return refuse();
   return value << shift;
+}
+
+Result<std::uint64_t> bytes_setting(std::string_view name, std::uint64_t low, std::uint64_t high) {
+  const std::string text = setting(name);
+  const auto bytes = parse_bytes(text);
+  if (bytes.ok() && *bytes >= low && *bytes <= high) return bytes;
+  return bad(name, text, fmt::format("a size from {} to {}", format_bytes(low), format_bytes(high)));
 }
 
 std::string format_bytes(std::uint64_t bytes) {

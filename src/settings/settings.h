@@ -37,6 +37,8 @@ Result<std::chrono::milliseconds> time_setting(std::string_view name);
 
 /// Bytes from "65536", "64K", "64KiB", "4MiB", "1G" (powers of 1024). Errors: invalid_argument.
 Result<std::uint64_t> parse_bytes(std::string_view text);
+/// The setting as such a size from `low` to `high`. Errors: invalid_argument, naming the variable, its value and the range.
+Result<std::uint64_t> bytes_setting(std::string_view name, std::uint64_t low, std::uint64_t high);
 /// "2 MiB", "1000 bytes": the largest unit that divides it.
 std::string format_bytes(std::uint64_t bytes);
 

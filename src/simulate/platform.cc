@@ -10,13 +10,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include <shoal/limits.h>
+
 #include "src/machine/instances.h"
 
 namespace shoal {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = 64 << 10;
-constexpr int kMaxCount = 4096;  // of NICs, ranks or cores in a node
+constexpr int kMaxCount = kMaxHostRanks;  // of NICs, ranks or cores in a node
 // TCP flows that arrive at one receiver displace each other in the queues: bench/cluster loses up to 12 % with seven of them
 // in large messages, and nothing in small ones, which fit into the queues.
 constexpr double kTcpFlowShare = 0.01;

@@ -9,7 +9,8 @@
 namespace shoal {
 
 /// The name that every member of a communicator computes alone, so that no rank waits for another when a group is made. It has
-/// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55.
+/// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55. A job of
+/// 65,536 ranks with 100 groups each has 2^23 of them at most: 2^-43.
 ///
 /// Tiles have room for 31 bits only. They carry a number from their sender's own counter, which gives no number out twice. So
 /// no two communicators of a sender share one. See TileRouter::bind() for how the peer learns the name for a number.

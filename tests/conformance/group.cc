@@ -172,6 +172,7 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
   rank.transport_ = std::move(end).value();
   EXPECT_EQ(rank.transport_->name(), kind.transport);
   const std::string address = rank.transport_->address();
+  if (kind.on_request && connect) rank.transport_->connect_only({});
   EXPECT_FALSE(address.empty());
   EXPECT_LE(address.size(), kMaxAddress);
   rank.page_.address_bytes[rank.rank_] = std::min(address.size(), kMaxAddress);
@@ -181,6 +182,8 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
     const Status status = rank.connect(Clock::now() + kTimeLimit);
     EXPECT_TRUE(status.ok()) << "rank " << rank.rank_ << ": " << status.to_string();
     if (!status.ok()) std::abort();
+    for (const auto& link : rank.links_) link->request(/*peer_too=*/rank.rank_ % 2 == 0);
+    rank.drive_until([&] { return std::ranges::all_of(rank.links_, [](const auto& link) { return link->connected(); }); });
     // The last message to a rank that still connects may need a retransmission by this rank.
     ++rank.page_.connected;
     rank.drive_until([&] { return rank.page_.connected.load() == rank.size_; });

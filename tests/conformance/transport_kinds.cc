@@ -64,6 +64,12 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption, bool packing = fal
   };
 }
 
+TransportKind on_request(const std::string& label, bool processes) {
+  TransportKind kind{label, "tcp", processes, false, false, false, [](int ranks) { return tcp_group(ranks, true, false); }};
+  kind.on_request = true;
+  return kind;
+}
+
 /// Sets what the kinds over a vendor library have in common: one size of group and fewer tiles, because there are many such
 /// kinds and each tile costs several system calls. `probe` returns why the library cannot be used. It is not called under
 /// ThreadSanitizer, which does not see how the threads of such a library synchronize.
@@ -190,6 +196,8 @@ std::vector<TransportKind> transport_kinds() {
       {"tcp_packed_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, true, false, true); }},
       {"tcp_packed_processes", "tcp", true, false, false, false,
        [](int ranks) { return tcp_group(ranks, false, false, true); }},
+      on_request("tcp_on_request_threads", false),
+      on_request("tcp_on_request_processes", true),
       {"tcp_encrypted_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, false, true); }},
       ofi_kind("ofi_rxm_sent_threads", false, "tcp;ofi_rxm", "127.0.0.1", 0),
       ofi_kind("ofi_rxm_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0),

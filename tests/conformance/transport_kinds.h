@@ -26,6 +26,7 @@ struct TransportKind {
   std::function<MakeEnd(int ranks)> make_group;
   std::vector<int> sizes = {2, 3, 5};  ///< ranks of the groups that it is tested with
   int slowness = 1;                    ///< long cases move this many times fewer tiles
+  bool on_request = false;             ///< no link is connected at start, each by a request
   std::string unavailable = {};        ///< why it cannot be tested on this machine; empty where it can
 };
 

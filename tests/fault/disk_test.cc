@@ -113,11 +113,11 @@ TEST(Disk, UnwritableFlightRecordWarnsOncePerNode) {
 // The disk has room for the flight record of the job's communicator, but not for those of the groups. A process that touches
 // mapped memory of a file without disk space is killed by SIGBUS.
 TEST(Disk, DiskFullLaterDoesNotFailCalls) {
-  constexpr std::size_t kRoom = (1 << 16) + kFlightRecordHeaderBytes + sizeof(FlightRecordPage);
+  const std::size_t room = (1 << 16) + FlightRecordLayout{2}.page_offset(1);
   for (const bool asked : {false, true}) {
     SCOPED_TRACE(asked ? "asked for" : "by default");
     const auto outputs = two_ranks(
-        kRoom, asked, [](const std::string&) { return true; },
+        room, asked, [](const std::string&) { return true; },
         [](Communicator& c, const std::string& disk) -> Status {
           if (!fill(disk)) return {StatusCode::internal, "the disk does not fill up"};
           for (int k = 0; k < 3; ++k) {

@@ -336,6 +336,8 @@ constexpr std::int64_t kHour_ns = 3'600'000'000'000;
 void write_flight_record(const std::string& root, int job, std::int64_t started_ns, std::int64_t seen_ns, bool foreign = false,
                          bool locked = false) {
   auto header = std::make_unique<FlightRecordHeader>();
+  const FlightRecordLayout layout{1};
+  header->page_bytes = static_cast<std::uint32_t>(layout.page_bytes());
   header->pid = ::getpid();
   header->pid_started = 1;  // so the pid belongs to another process now
   header->pid_namespace = foreign ? 1 : own_pid_namespace();
@@ -351,9 +353,9 @@ void write_flight_record(const std::string& root, int job, std::int64_t started_
   page->seen_ns.store(static_cast<std::uint64_t>(header->steady_ns + started_ns - seen_ns));
   const fs::path path = fmt::format("{}/{}/rank.0", root, job_folder_name(header->job_id));
   fs::create_directories(path.parent_path());
-  std::string bytes(kFlightRecordHeaderBytes + sizeof(FlightRecordPage), '\0');
+  std::string bytes(layout.page_offset(1), '\0');
   std::memcpy(bytes.data(), header.get(), sizeof *header);
-  std::memcpy(bytes.data() + kFlightRecordHeaderBytes, static_cast<const void*>(page.get()), sizeof *page);
+  std::memcpy(bytes.data() + layout.page_offset(0), static_cast<const void*>(page.get()), sizeof *page);
   std::ofstream(path, std::ios::binary) << bytes;
   const auto made = fs::file_time_type::clock::now() - std::chrono::nanoseconds(started_ns);
   fs::last_write_time(path, made);

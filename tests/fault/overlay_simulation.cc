@@ -269,7 +269,7 @@ void OverlaySimulation::report_lost(Time time, int from, int to, const std::shar
     const auto known = its.peers.find(peer.host);
     if (known == its.peers.end() || known->second.second != connection) return;  // it has been replaced
     its.peers.erase(known);
-    its.control->on_lost(peer, silent, now_);
+    its.control->on_lost(peer, silent ? options_.lost_after : Duration::zero(), now_);
   });
 }
 

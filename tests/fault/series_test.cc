@@ -294,16 +294,21 @@ StartWithDeath start_with_death(std::uint64_t seed, bool mixes, const Sandbox* s
   start.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
   const bool probes = random() % 2 == 0;
   const bool served = random() % 2 == 0;  // rank 0 serves the store
+  const bool keepers = served && seed / 2 % 2 == 0;
   // Start-up takes a few milliseconds, and longer when it measures the links.
   const auto moment = std::chrono::microseconds(random() % (random() % 2 == 0 ? 8'000 : 80'000));
-  start.story = fmt::format("seed {}: {} ranks over {}, a store {}{}, rank {} killed {} us after its fork", seed, ranks,
-                            start.wire, served ? "that rank 0 serves" : "in a folder", probes ? ", links are measured" : "",
-                            start.victim, moment.count());
+  start.story =
+      fmt::format("seed {}: {} ranks over {}, a store {}{}, rank {} killed {} us after its fork", seed, ranks, start.wire,
+                  keepers  ? "that rank 0 serves, with keepers"
+                  : served ? "that rank 0 serves"
+                           : "in a folder",
+                  probes ? ", links are measured" : "", start.victim, moment.count());
   start.job = std::make_unique<Victims>(
       ranks, start.wire, kStartTimeout, [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); },
       testing::Surroundings{.environment = {{"SHOAL_PROBE", probes ? "1" : "0"}},
                             .sandbox = sandbox,
                             .store_port = served ? store_port(seed, sandbox) : 0,
+                            .keepers = keepers,
                             .dies = start.victim,
                             .dies_after = moment});
   return start;

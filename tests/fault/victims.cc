@@ -22,6 +22,7 @@
 #include <fmt/format.h>
 #include <shoal/store.h>
 
+#include "src/join/tcp_store.h"
 #include "tests/folders.h"
 #include "tests/multiprocess/ranks.h"
 
@@ -60,10 +61,18 @@ class WatchedStore final : public Store {
   std::atomic<bool>& entered_;
 };
 
-Result<std::unique_ptr<Communicator>> join_by(int store_port, const std::string& folder, int rank, int size,
+Result<std::unique_ptr<Store>> open_store(const Surroundings& around, const std::string& folder, int rank, int size,
+                                          const CommunicatorOptions& options) {
+  if (around.store_port == 0) return make_file_store(folder);
+  const StoreAddress address{"127.0.0.1", around.store_port, "victims", key_from_text("victims")};
+  const int hosts = options.transports == "shm,tcp" ? 2 : 1;
+  const LocalRanks ranks{rank, size, rank / hosts, (size + hosts - 1 - rank % hosts) / hosts};
+  return make_tcp_store(address, rank == 0, ranks, around.keepers, Clock::now() + options.timeout);
+}
+
+Result<std::unique_ptr<Communicator>> join_by(const Surroundings& around, const std::string& folder, int rank, int size,
                                               const CommunicatorOptions& options, Board::Rank& mine) {
-  auto store = store_port == 0 ? make_file_store(folder)
-                               : make_tcp_store("127.0.0.1", store_port, rank == 0, "victims", Clock::now() + options.timeout);
+  auto store = open_store(around, folder, rank, size, options);
   if (!store.ok()) return store.status();
   WatchedStore watched(std::move(store).value(), mine.entered);
   auto communicator = Communicator::create(watched, rank, size, options);
@@ -98,7 +107,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
     status = Status(StatusCode::unsupported, "cannot rename the host");
   std::map<int, std::int64_t> waited = waits_for_core("/proc/self");
   mine.began_ns = now_ns();
-  auto communicator = status.ok() ? join_by(around.store_port, folder, rank, size, options, mine) : status;
+  auto communicator = status.ok() ? join_by(around, folder, rank, size, options, mine) : status;
   if (communicator.ok()) {
     waited = waits_for_core("/proc/self");  // no limit of a job that has started is extended for its start-up
     board.joined.fetch_add(1);

@@ -49,6 +49,7 @@ struct Surroundings {
   std::map<std::string, std::string> environment{};
   const Sandbox* sandbox = nullptr;  ///< null: the namespaces of the test
   int store_port = 0;                ///< rank 0 serves the store on this port of 127.0.0.1; 0: a file store
+  bool keepers = false;              ///< where rank 0 serves the store: the ranks of a host meet at their keeper
   int dies = -1;                     ///< this rank calls die_after(dies_after) after its fork(); -1: none
   std::chrono::microseconds dies_after{0};
 };

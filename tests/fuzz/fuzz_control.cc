@@ -61,8 +61,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (const auto report = StragglerDetector::parse(bytes)) {
     const auto again = StragglerDetector::parse(StragglerDetector::to_bytes(*report));
-    if (!again || again->absent.bits != report->absent.bits || again->slow.bits != report->slow.bits ||
-        again->sequence != report->sequence || !(again->call == report->call))
+    if (!again || again->absent != report->absent || again->slow != report->slow || again->sequence != report->sequence ||
+        !(again->call == report->call))
       std::abort();
   }
   if (const auto history = parse_history(bytes)) {
@@ -80,8 +80,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static_cast<void>(call.due(7, now + std::chrono::seconds(1), now));
   for (int rank = 1; rank < kRanks; ++rank) {
     StragglerDetector::Words report;
-    const std::size_t at = std::min(size, static_cast<std::size_t>(rank - 1) * size / (kRanks - 1));
-    std::memcpy(&report, data + at, std::min(size - at, sizeof report));
+    std::size_t at = std::min(size, static_cast<std::size_t>(rank - 1) * size / (kRanks - 1));
+    const auto take = [&](auto& value) {
+      const std::size_t count = std::min(size - at, sizeof value);
+      std::memcpy(&value, data + at, count);
+      at += count;
+    };
+    std::uint64_t absent = 0;
+    std::uint64_t slow = 0;
+    take(report.sequence), take(report.asks), take(report.call), take(absent), take(slow);
+    report.absent.insert_part(0, absent);
+    report.slow.insert_part(0, slow);
     if (to_string(report.call).empty()) std::abort();
     call.hear(rank, report, now);
   }

@@ -13,13 +13,20 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 // The first byte selects where the input is placed in a flight record of one page: at its start, after a valid header, at the
 // start of the page, or also in its calls.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static std::vector<std::byte> file(kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
+  constexpr FlightRecordLayout kLayout{4};
+  static std::vector<std::byte> file(kLayout.page_offset(1));
   std::ranges::fill(file, std::byte{0});
   FlightRecordHeader header{};
+  header.page_bytes = static_cast<std::uint32_t>(kLayout.page_bytes());
   header.pages = 1;
-  header.ranks = 4;
+  header.ranks = static_cast<std::int32_t>(kLayout.ranks);
   std::memcpy(file.data(), &header, sizeof header);
-  std::byte* const page = file.data() + kFlightRecordHeaderBytes;
+  std::byte* const page = file.data() + kLayout.page_offset(0);
+  // Only pages that wait have their sets read.
+  auto& as_page = *reinterpret_cast<FlightRecordPage*>(page);
+  kLayout.absent(as_page)[0] = 0b10;
+  kLayout.slow(as_page)[0] = 0b1100;
+  for (std::int32_t rank = 0; rank < header.ranks; ++rank) kLayout.members(as_page)[static_cast<std::size_t>(rank)] = rank;
   const std::uint8_t place = size == 0 ? 0 : data[0] % 4;
   const std::uint8_t* bytes = size == 0 ? data : data + 1;
   const std::size_t count = size == 0 ? 0 : size - 1;

@@ -24,15 +24,16 @@ Destination destination;
 }  // namespace
 
 /// Replaces the real one, which would connect.
-Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool /*is_server*/, std::string_view /*job*/,
-                                              const Key& key, std::chrono::steady_clock::time_point /*deadline*/) {
-  destination = {host, port, key};
+Result<std::unique_ptr<Store>> open_tcp_store(std::unique_ptr<TcpStoreServer> /*server*/, const StoreAddress& address,
+                                              const LocalRanks& /*ranks*/, bool /*meets*/,
+                                              std::chrono::steady_clock::time_point /*deadline*/) {
+  destination = {address.host, address.port, address.key};
   return Status(StatusCode::unsupported, "not connected");
 }
 
-/// Only rank 0 may call this.
-Result<ServedStore> serve_tcp_store(const std::string& /*host*/, std::string_view /*job*/, const Key& /*key*/,
-                                    std::chrono::steady_clock::time_point /*deadline*/) {
+/// Only launchers with an address call this.
+Result<std::unique_ptr<Store>> make_tcp_store(const StoreAddress& /*address*/, bool /*is_server*/, const LocalRanks& /*ranks*/,
+                                              bool /*meets*/, std::chrono::steady_clock::time_point /*deadline*/) {
   std::abort();
 }
 

@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Without encryption a client changes and reads nothing, and a client that has not entered does not count as dead.
   if (!encrypts && table.values.size() != 1) std::abort();
   session.lost();
-  if (table.died.size() > (encrypts ? 1U : 0U) || !table.waiting.empty()) std::abort();
+  if ((!encrypts && !table.died.empty()) || !table.waiting.empty()) std::abort();
   if (member && !encrypts && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
   // All answers decrypt.
   for (session.refill(); encrypts && !session.unsent.empty(); session.refill()) {

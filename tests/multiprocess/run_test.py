@@ -105,8 +105,8 @@ class TestLocal:
         ("", "command .*--$"), ("-- true", "-n .*--hosts "), ("-n 0 -- true", r"--ranks.*\b0\b"), ("-n x -- true", r"--ranks.*\bx\b"),
         ("-n 2", "command .*--$"), ("--hosts a:0 -- true", "--hosts: 'a:0'"), ("--hosts a,,b -- true", "--hosts: ''"),
         ("--hosts -oProxyCommand=x:1 -- true", "--hosts: '-oProxyCommand=x:1'"), ("-n 2 --hosts a:1 -- true", "-n .*--hosts "),
-        ("-n 1025 -- true", r"--ranks.*\b1024\b"), ("--hosts a:1025 -- true", r"\b1024\b"),
-        ("--hosts " + ",".join(16 * ["a:1024"] + ["b:1"]) + " -- true", r"\b16385\b.*\b16384\b")))
+        ("-n 4097 -- true", r"--ranks.*\b4096\b"), ("--hosts a:4097 -- true", r"\b4096\b"),
+        ("--hosts " + ",".join(16 * ["a:4096"] + ["b:1"]) + " -- true", r"\b65537\b.*\b65536\b")))
     def test_bad_arguments_are_refused(self, arguments, expected):
         done = run(*arguments.split())
         assert done.returncode == 2, done.stderr
@@ -279,8 +279,8 @@ class TestStart:
         assert [text for _, text in start_ranks([(0, 2), (1, 2)], open_files=16)] == ["", ""]
 
     def test_a_job_beyond_the_limit_is_refused(self):
-        ((_, text),) = start_ranks([(0, 16385)])
-        assert re.search(r"SHOAL_SIZE.*\b16384\b", text), text
+        ((_, text),) = start_ranks([(0, 65537)])
+        assert re.search(r"SHOAL_SIZE.*\b65536\b", text), text
 
     def test_ipv6_addresses_are_accepted_in_brackets(self):
         try:

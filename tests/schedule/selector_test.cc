@@ -419,5 +419,52 @@ TEST(Selector, IsDeterministic) {
   EXPECT_EQ(first->predicted_us, second->predicted_us);
 }
 
+/// With how many ranks the busiest rank exchanges data.
+std::size_t most_peers(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  std::size_t most = 0;
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    const auto program = build_program(algorithm, topology, collective, rank);
+    std::vector<int> peers;
+    for (const Step& step : program->steps) {
+      if (step.peer >= 0 && topology.link_class(rank, step.peer) == LinkClass::network &&
+          std::ranges::find(peers, step.peer) == peers.end())
+        peers.push_back(step.peer);
+    }
+    most = std::max(most, peers.size());
+  }
+  return most;
+}
+
+TEST(SelectorLinks, AlgorithmsBeyondTheBudgetAreNotChosen) {
+  constexpr int kBudget = 12;
+  for (const Topology& topology : {Topology::uniform(48, 1), Topology::uniform(20, 3), Topology::ragged({1, 3, 2, 4, 1, 1})}) {
+    for (const CollectiveKind kind : {CollectiveKind::all_to_all, CollectiveKind::all_reduce, CollectiveKind::all_gather,
+                                      CollectiveKind::broadcast, CollectiveKind::barrier}) {
+      for (const std::size_t count : {std::size_t{1}, std::size_t{1} << 12, std::size_t{1} << 22}) {
+        const Collective call{kind, kind == CollectiveKind::barrier ? 0 : count, DataType::float32, ReduceOp::sum, 0};
+        const auto choice = select(topology, call, {}, nullptr, ChoiceCosts::classes, kBudget);
+        ASSERT_TRUE(choice.ok()) << to_string(call) << ": " << choice.status().to_string();
+        EXPECT_LE(most_peers(*choice->algorithm, topology, call), std::size_t{kBudget})
+            << to_string(call) << " by " << choice->algorithm->name << " on " << topology.shape();
+      }
+    }
+  }
+}
+
+TEST(SelectorLinks, LargeAllToAllTakesFewLinks) {
+  const Topology topology = Topology::uniform(48, 1);
+  const Collective call{CollectiveKind::all_to_all, 1 << 20, DataType::float32, ReduceOp::sum, 0};
+  EXPECT_EQ(select(topology, call)->algorithm->name, "direct");
+  EXPECT_EQ(select(topology, call, {}, nullptr, ChoiceCosts::classes, 47)->algorithm->name, "direct");
+  EXPECT_EQ(select(topology, call, {}, nullptr, ChoiceCosts::classes, 46)->algorithm->name, "bruck");
+}
+
+TEST(SelectorLinks, TooFewLinksAreOneClearError) {
+  const Collective call{CollectiveKind::all_to_all, 1, DataType::float32, ReduceOp::sum, 0};
+  const auto choice = select(Topology::uniform(16, 1), call, {}, nullptr, ChoiceCosts::classes, 2);
+  EXPECT_EQ(choice.status().code(), StatusCode::system_error);
+  EXPECT_THAT(choice.status().message(), Mentions("all_to_all", "descriptors for 2", "ulimit -n"));
+}
+
 }  // namespace
 }  // namespace shoal

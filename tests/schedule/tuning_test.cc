@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <shoal/limits.h>
 #include <nlohmann/json.hpp>
 
 #include "src/selector/predict.h"
@@ -93,6 +94,9 @@ TEST(Tuning, RefusesMalformedFilesAndNamesTheEntry) {
        },
        StatusCode::invalid_argument,
        {"node_of_rank", "0"}},
+      {[](Json& f) { f["shapes"][0]["node_of_rank"] = Json(std::vector<int>(kMaxJobRanks + 1)); },
+       StatusCode::invalid_argument,
+       {std::to_string(kMaxJobRanks + 1), std::to_string(kMaxJobRanks)}},
       {[](Json& f) { f["shapes"][0]["transports"] = 1; }, StatusCode::invalid_argument, {"transports"}},
       {[](Json& f) { f["shapes"][0].erase("entries"); }, StatusCode::invalid_argument, {"entries"}},
       {[&](Json& f) { entry(f, 1) = "x"; }, StatusCode::invalid_argument, {"shape 1", "entry 2"}},

@@ -79,8 +79,8 @@ def include_complaints(path, text):
             own = (match[1], "src/trust", "src/base", COMMON_OF_TRANSPORTS, SHARED_RAILS.get(match[1]))
             if folder and included != "transports/transport.h" and folder not in own:
                 complain(included, "a transport includes its interface and its own files, never another's")
-            if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
-                complain(included, "of the public headers a transport needs the status and the types")
+            if included.startswith("shoal/") and included not in ("shoal/limits.h", "shoal/status.h", "shoal/types.h"):
+                complain(included, "of the public headers a transport needs the limits, the status and the types")
         elif path.startswith("transports/") and folder not in (None, COMMON_OF_TRANSPORTS, "src/base"):
             complain(included, "the interface of transports includes no transport")
         if match := re.match(r"src/(\w+)/", path):

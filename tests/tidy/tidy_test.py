@@ -103,7 +103,7 @@ class TestChecker:
         ("transports/tcp/x.cc", '#include "src/device/device.h"', True), ("transports/tcp/x.cc", "#include <shoal/communicator.h>", True),
         ("transports/tcp/x.cc", '#include "transports/transport.h"', False),
         ("transports/tcp/x.cc", '#include "src/trust/proof.h"', False), ("transports/tcp/x.cc", '#include "src/settings/settings.h"', True),
-        ("transports/tcp/x.cc", "#include <shoal/status.h>", False),
+        ("transports/tcp/x.cc", "#include <shoal/status.h>", False), ("transports/tcp/x.cc", "#include <shoal/limits.h>", False),
         ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/plan/plan.h"', True),
         ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/plan/plan.h"', True),
         ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/base/s.h"', True),

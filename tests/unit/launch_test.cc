@@ -92,20 +92,30 @@ TEST(DetectLaunch, ParsesEachLauncher) {
     EXPECT_EQ(launch->launcher, wanted.launcher);
     EXPECT_EQ(launch->rank, wanted.rank);
     EXPECT_EQ(launch->size, wanted.size);
+    EXPECT_EQ(launch->local_rank, wanted.local_rank);
+    EXPECT_EQ(launch->local_size, wanted.local_size);
     EXPECT_EQ(launch->master_host, wanted.master_host);
     EXPECT_EQ(launch->master_port, wanted.master_port);
     EXPECT_EQ(launch->job, wanted.job);
   };
-  expect(kShoalRun, {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
-  expect(kMpirun, {"mpirun", 3, 8, "", 0, "prterun-1"});
-  expect(kTorchrun, {"torchrun", 1, 2, "node0", 29529, "run7"});
-  expect(kSrun, {"srun", 5, 6, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
+  expect(kShoalRun, {"shoal run", 2, 4, 0, 0, "10.0.0.1", 4711, "job"});
+  expect(kMpirun, {"mpirun", 3, 8, 0, 0, "", 0, "prterun-1"});
+  expect(kTorchrun, {"torchrun", 1, 2, 0, 0, "node0", 29529, "run7"});
+  expect(kSrun, {"srun", 5, 6, 0, 0, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
+  // Those that tell which ranks share a host.
+  expect(with(kShoalRun, {{"SHOAL_LOCAL_RANK", "0"}, {"SHOAL_LOCAL_SIZE", "2"}}),
+         {"shoal run", 2, 4, 0, 2, "10.0.0.1", 4711, "job"});
+  expect(with(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+         {"mpirun", 3, 8, 3, 4, "", 0, "prterun-1"});
+  expect(with(kTorchrun, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), {"torchrun", 1, 2, 1, 2, "node0", 29529, "run7"});
+  // Of an outer job.
+  expect(with(kTorchrun, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}}), {"torchrun", 1, 2, 0, 0, "node0", 29529, "run7"});
   // The nearest launcher counts: shoal run above mpirun above torchrun above srun.
-  expect(with(kSrun, kTorchrun), {"torchrun", 1, 2, "node0", 29529, "run7"});
-  expect(with(with(kSrun, kTorchrun), kMpirun), {"mpirun", 3, 8, "", 0, "prterun-1"});
-  expect(with(with(with(kSrun, kTorchrun), kMpirun), kShoalRun), {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
+  expect(with(kSrun, kTorchrun), {"torchrun", 1, 2, 0, 0, "node0", 29529, "run7"});
+  expect(with(with(kSrun, kTorchrun), kMpirun), {"mpirun", 3, 8, 0, 0, "", 0, "prterun-1"});
+  expect(with(with(with(kSrun, kTorchrun), kMpirun), kShoalRun), {"shoal run", 2, 4, 0, 0, "10.0.0.1", 4711, "job"});
   // One half of torchrun's environment, set by a batch script, does not hide srun.
-  expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
+  expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, 0, 0, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
 }
 
 TEST(DetectLaunch, StorePortAvoidsEphemeralRange) {
@@ -161,7 +171,7 @@ TEST(DetectLaunch, InvalidValuesAreNamed) {
       expect_refused(with(base, {{rank, value}}), {rank, value, "0", last});
     }
     for (const char* value : {"0", "-4", "many", "65537", "99999999999"}) {
-      expect_refused(with(base, {{size, value}}), {size, value, "1", "16384"});
+      expect_refused(with(base, {{size, value}}), {size, value, "1", "65536"});
     }
   }
   expect_refused(without(kShoalRun, "SHOAL_SIZE"), {"shoal run", "SHOAL_SIZE"});

@@ -84,7 +84,7 @@ class LocalControlTest : public ::testing::Test {
       transports_.push_back(std::make_unique<FakeShm>(std::as_writable_bytes(std::span(memory_))));
       std::vector<int> peers(kControlRanks.begin(), kControlRanks.end());
       std::erase(peers, rank);
-      controls_.push_back(std::make_unique<ControlPlane>(nullptr, std::vector<std::unique_ptr<Link>>()));
+      controls_.push_back(std::make_unique<ControlPlane>());
       controls_.back()->add(std::make_unique<LocalControl>(*transports_.back(), rank, peers));
     }
   }

@@ -21,6 +21,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <shoal/limits.h>
+
 #include "transports/shm/segment.h"
 
 namespace shoal {
@@ -117,7 +119,7 @@ TEST(NoticeBoard, OwnNoticeIsNoNews) {
 }
 
 TEST(NoticeBoard, SegmentHasRoomForAnyNumberOfRanks) {
-  for (const std::size_t ranks : {2, 63, 64, 65, 128, 1024}) {
+  for (const std::size_t ranks : std::initializer_list<std::size_t>{2, 63, 64, 65, 128, kMaxHostRanks}) {
     EXPECT_TRUE(Boards(ranks)[ranks - 1].usable()) << ranks;
   }
   std::vector<std::byte> little(4096);

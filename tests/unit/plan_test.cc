@@ -167,5 +167,24 @@ TEST(Plan, BothEndsCutEveryMessageAlike) {
   }
 }
 
+// By it the queue of a link has its size before the first call.
+TEST(Plan, LinksKnowHowManyTilesTheySend) {
+  for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 20, std::size_t{24} << 20}) {
+    for (const char* algorithm : {"recursive_doubling", "ring", "direct"}) {
+      const Made made = make(Topology::uniform(1, 4), algorithm, bytes);
+      for (const auto& plan : made.of_rank) {
+        for (const PlanLink& link : plan->links) {
+          std::size_t tiles = 1;  // the signature
+          for (const std::uint32_t i : link.sends) {
+            for (std::size_t sent = 0; sent < plan->instructions[i].size_bytes; sent += plan->instructions[i].tile_bytes)
+              ++tiles;
+          }
+          EXPECT_EQ(link.tiles, tiles) << algorithm << ", " << bytes << " bytes";
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shoal

@@ -124,6 +124,24 @@ TEST(Settings, SizesUsePowersOf1024) {
   }
 }
 
+TEST(Settings, SizesOutOfRangeAreNamed) {
+  const std::uint64_t low = 1 << 20;
+  const std::uint64_t high = std::uint64_t{1} << 40;
+  for (const auto& [text, bytes] : {std::pair<const char*, std::uint64_t>{"1M", low}, {"1024G", high}, {"", 256 << 20}}) {
+    const Variable given("SHOAL_LINK_MEMORY", text);
+    const auto size = bytes_setting("SHOAL_LINK_MEMORY", low, high);
+    ASSERT_TRUE(size.ok()) << text << ": " << size.status().to_string();
+    EXPECT_EQ(*size, bytes);
+  }
+  for (const char* text : {"0", "1023K", "1025G", "-1", "much"}) {
+    const Variable given("SHOAL_LINK_MEMORY", text);
+    const auto size = bytes_setting("SHOAL_LINK_MEMORY", low, high);
+    ASSERT_FALSE(size.ok()) << text << " was taken as " << *size;
+    EXPECT_EQ(size.status().code(), StatusCode::invalid_argument);
+    EXPECT_THAT(size.status().message(), Mentions("SHOAL_LINK_MEMORY", quoted(text), "1 MiB", "1024 GiB"));
+  }
+}
+
 /// A folder like that of a cgroup, removed at the end of its lifetime.
 class FakeCgroup {
  public:

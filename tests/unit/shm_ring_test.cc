@@ -136,7 +136,7 @@ TEST(ShmRing, OversizedTileIsNeverReturned) {
   const RingShape shape{64, 2};
   Memory memory(shape);
   RingReceiver receiver(memory.data(), shape, no_arena);
-  SlotLine& slot = RingView(memory.data(), shape).slot(0);
+  SlotLine& slot = RingView(memory.data(), shape, 2).slot(0);
   slot.header.size_bytes = 65;
   slot.sequence.store(word_of(0, false));
   EXPECT_EQ(receiver.peek(), nullptr);

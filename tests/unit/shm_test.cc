@@ -16,8 +16,12 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include <shoal/limits.h>
 
 #include "src/base/descriptor.h"
 #include "src/trust/refusals.h"
@@ -163,6 +167,15 @@ TEST(Shm, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(message({.tile_bytes = std::size_t{65} << 20}), HasSubstr("tile_bytes"));
   EXPECT_THAT(message({.slots = 1}), HasSubstr("slots 1"));
   EXPECT_THAT(message({.window_bytes = std::size_t{2} << 30}), HasSubstr("window_bytes"));
+}
+
+TEST(Shm, MoreRanksThanAHostMayHaveAreRefused) {
+  std::vector<int> peers(kMaxHostRanks);
+  std::iota(peers.begin(), peers.end(), 1);
+  const Links links = make({.rank = 0})->connect(peers, std::vector<std::string>(peers.size(), "x"), in_seconds(0));
+  ASSERT_FALSE(links.ok());
+  EXPECT_EQ(links.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(links.status().message(), Mentions(std::to_string(kMaxHostRanks + 1), std::to_string(kMaxHostRanks)));
 }
 
 TEST(Shm, BothRanksNameDifferentSettings) {
@@ -431,10 +444,14 @@ TEST(Shm, LinksMayOutliveTheirTransport) {
 }
 
 TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
-  for (const std::size_t ranks : {1, 2, 3, 8}) {
+  for (const std::size_t ranks : {1, 2, 3, 8, 600}) {
     const shm::SegmentLayout layout{ranks, {1000, 3}, 4096};
     EXPECT_GE(layout.block_offset(0), sizeof(shm::SegmentHeader));
-    EXPECT_GE(layout.window_offset(0), layout.block_offset(ranks - 1) + sizeof(shm::RankBlock));
+    EXPECT_EQ(layout.set_bytes(), ranks <= 512 ? 64U : 128U) << "grows with the ranks";
+    EXPECT_EQ(layout.polls_offset(0), layout.block_offset(0) + sizeof(shm::RankBlock));
+    EXPECT_EQ(layout.rang_offset(0), layout.polls_offset(0) + layout.set_bytes());
+    EXPECT_EQ(layout.block_offset(1), layout.rang_offset(0) + layout.set_bytes());
+    EXPECT_GE(layout.window_offset(0), layout.block_offset(ranks));
     std::size_t end = layout.window_offset(ranks - 1) + layout.window_bytes;
     for (std::size_t from = 0; from < ranks; ++from) {
       for (std::size_t to = 0; to < ranks; ++to) {
@@ -448,7 +465,9 @@ TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
     EXPECT_LT(layout.common_offset(), end + 4096);
     EXPECT_EQ(layout.notice_offset(), layout.common_offset() + layout.common_bytes());
     EXPECT_EQ(layout.notice_offset() % shm::SegmentLayout::kPageBytes, 0U);
-    EXPECT_EQ(layout.segment_bytes(), layout.notice_offset() + layout.notice_bytes());
+    EXPECT_EQ(layout.keeper_offset(), layout.notice_offset() + layout.notice_bytes());
+    EXPECT_EQ(layout.keeper_offset() % shm::SegmentLayout::kPageBytes, 0U);
+    EXPECT_EQ(layout.segment_bytes(), layout.keeper_offset() + layout.keeper_bytes());
   }
 }
 

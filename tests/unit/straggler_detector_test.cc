@@ -2,9 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstring>
+#include <span>
 #include <vector>
+
+#include <shoal/limits.h>
 
 #include "src/diagnosis/straggler_detector.h"
 
@@ -53,14 +58,59 @@ TEST(StragglerDetector, NamesSilentRankBehindWaitingRanks) {
 }
 
 TEST(StragglerDetector, DistinguishesRanksOfLargeJob) {
-  StragglerDetector call(0, kFlightRecordMembers);
+  StragglerDetector call(0, kMaxJobRanks);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
   call.hear(600, report_of(kCall, {}, {2100}), kStart + 400ms);
-  call.hear(2100, report_of(kCall, {4095}), kStart + 400ms);
+  call.hear(2100, report_of(kCall, {kMaxJobRanks - 1}), kStart + 400ms);
   const auto verdict = call.verdict(kCall, {{}, {600}});
-  EXPECT_THAT(verdict.absent, ElementsAre(4095));
+  EXPECT_THAT(verdict.absent, ElementsAre(kMaxJobRanks - 1));
   EXPECT_THAT(verdict.slow, IsEmpty());
   EXPECT_THAT(verdict.waiting, ElementsAre(600));
+}
+
+TEST(StragglerDetector, ReportsTravelUnchanged) {
+  for (StragglerDetector::Words report : {report_of(kCall, {}), report_of(kCall, {0, 63, 64, 4095}, {kMaxJobRanks - 1})}) {
+    report.asks = 1;
+    report.call.count = 12;
+    const auto bytes = StragglerDetector::to_bytes(report);
+    EXPECT_LT(bytes.size(), 100U);
+    const auto read = StragglerDetector::parse(bytes);
+    ASSERT_TRUE(read);
+    EXPECT_EQ(read->sequence, kCall);
+    EXPECT_EQ(read->asks, 1U);
+    EXPECT_TRUE(read->call == report.call);
+    EXPECT_EQ(read->absent, report.absent);
+    EXPECT_EQ(read->slow, report.slow);
+    for (std::size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_FALSE(StragglerDetector::parse(std::span(bytes).first(size))) << size;
+  }
+}
+
+TEST(StragglerDetector, ReportOfAllRanksIsBounded) {
+  StragglerDetector::Words report{kCall, 0, {}, {}, {}};
+  for (int rank = 0; rank < kMaxJobRanks; ++rank) report.absent.insert(rank), report.slow.insert(rank);
+  const auto bytes = StragglerDetector::to_bytes(report);
+  EXPECT_LE(bytes.size(), StragglerDetector::kMostBytes);
+  const auto read = StragglerDetector::parse(bytes);
+  ASSERT_TRUE(read);
+  constexpr int kReported = 64 * StragglerDetector::kMostParts;
+  EXPECT_TRUE(read->absent.contains(kReported - 1) && read->slow.contains(0));
+  EXPECT_FALSE(read->absent.contains(kReported));
+}
+
+TEST(StragglerDetector, MalformedReportsAreRefused) {
+  const auto good = StragglerDetector::to_bytes(report_of(kCall, {1, 100}));
+  const auto with = [&](std::size_t number, std::uint16_t part) {
+    auto bytes = good;
+    std::memcpy(bytes.data() + 40 + 2 * number, &part, sizeof part);
+    return StragglerDetector::parse(bytes);
+  };
+  ASSERT_TRUE(with(1, 1));
+  EXPECT_FALSE(with(1, 0)) << "not in ascending order";
+  EXPECT_FALSE(with(1, kMaxJobRanks / 64)) << "ranks that no job has";
+  auto empty = good;
+  std::fill(empty.end() - 8, empty.end(), std::byte{0});
+  EXPECT_FALSE(StragglerDetector::parse(empty)) << "an empty part";
 }
 
 TEST(StragglerDetector, SilentRankInTheCallIsSlowNotAbsent) {

@@ -9,6 +9,7 @@
 
 #include "tests/mentions.h"
 #include "tests/unit/tcp_losses.h"
+#include "transports/tcp/link_socket.h"
 
 namespace shoal::tcp_test {
 namespace {
@@ -48,6 +49,31 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TcpMessage,
                            return std::to_string(info.param.sockets) + "x" + std::to_string(info.param.tile_bytes) + "_" +
                                   std::to_string(info.param.message_bytes);
                          });
+
+TEST(TcpLink, ManyLinksHaveSmallerRings) {
+  EXPECT_EQ(tcp::tiles_with_room(8, 64 << 10, 0), 8U);
+  EXPECT_EQ(tcp::tiles_with_room(8, 64 << 10, tcp::kManyLinks - 1), 8U);
+  EXPECT_EQ(tcp::tiles_with_room(8, 64 << 10, tcp::kManyLinks), 2U);
+  EXPECT_EQ(tcp::tiles_with_room(2, 256 << 10, 4000), 1U);
+  EXPECT_EQ(tcp::tiles_with_room(2, 4 << 10, 4000), 2U);
+}
+
+TEST(TcpLink, RingOfOneTilePassesMessages) {
+  for (const bool encrypted : {false, true}) {
+    for (const int sockets : {1, 3}) {
+      auto options = options_for(2, sockets, 10'000);
+      for (TcpOptions& each : options) each.tiles_per_socket = 1, each.encryption = encrypted;
+      auto ends = make_group(options);
+      ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+      const auto message = random_bytes(3'000'001, 2);
+      bool arrived = false;
+      std::thread receiver([&] { arrived = receive_message(ends[1], 0, message, 10'000); });
+      EXPECT_TRUE(send_message(ends[0], 1, message, 10'000));
+      receiver.join();
+      EXPECT_TRUE(arrived) << sockets << " sockets" << (encrypted ? ", encrypted" : "");
+    }
+  }
+}
 
 std::vector<End> make_pair_of(int sockets, std::size_t tile_bytes) {
   auto ends = make_group(options_for(2, sockets, tile_bytes));

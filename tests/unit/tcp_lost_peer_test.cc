@@ -105,8 +105,8 @@ TEST(TcpLostPeer, EndFoundBySendIsReported) {
     control.send_wait({}, peer, std::as_bytes(std::span("waits")));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  const bool sleeps = control.transport()->prepare_wait();
-  control.transport()->finish_wait(false);
+  const bool sleeps = control.prepare_wait();
+  control.finish_wait(false);
   EXPECT_TRUE(sleeps) << "the sends did not find the end: this shows nothing";
   EXPECT_TRUE(control.due());
   control.poll(heard);

@@ -495,7 +495,7 @@ TEST(TcpOptionsCheck, BadOptionsAreRefused) {
   EXPECT_EQ(code_of([](TcpOptions& o) { o.sockets_per_peer = 17; }), StatusCode::invalid_argument);
   EXPECT_EQ(code_of([](TcpOptions& o) { o.tile_bytes = 63; }), StatusCode::invalid_argument);
   EXPECT_EQ(code_of([](TcpOptions& o) { o.tile_bytes = (16 << 20) + 1; }), StatusCode::invalid_argument);
-  EXPECT_EQ(code_of([](TcpOptions& o) { o.tiles_per_socket = 1; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.tiles_per_socket = 0; }), StatusCode::invalid_argument);
   EXPECT_EQ(code_of([](TcpOptions& o) { o.lost_after = std::chrono::milliseconds(4999); }), StatusCode::invalid_argument);
   EXPECT_EQ(code_of([](TcpOptions& o) { o.lost_after = std::chrono::hours(241); }), StatusCode::invalid_argument);
   EXPECT_EQ(code_of([](TcpOptions& o) { o.interface_or_address = "nosuch0"; }), StatusCode::invalid_argument);

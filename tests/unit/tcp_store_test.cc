@@ -109,7 +109,14 @@ TEST_F(TcpStore, LastStepKeepsServerForOtherRanks) {
   const Status late = (*server)->gather({7, "ready", 0, 2, true}, "zero", in(milliseconds(200))).status();
   EXPECT_EQ(late.code(), StatusCode::timeout) << late.to_string();
   EXPECT_THAT(late.message(), Mentions("rank 1 of 2"));
+  // A client of the next start-up is not served.
+  const Descriptor too_late = dial();
+  EXPECT_FALSE(enter(too_late, "job", kNoKey));
+}
 
+TEST_F(TcpStore, LastStepEndsWithTheLastConnection) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
   Descriptor next = dial();
   auto again = enter(next, "job", kNoKey);
   ASSERT_TRUE(again);

@@ -51,7 +51,11 @@ TEST_F(StoreTrust, HostileClientsAreDroppedWhileOthersWork) {
       hello(kStoreVersion, "job") + std::string(3000, 'p'),
   };
   const std::string to_drop_of_a_member[] = {
-      "\x08",                                              // no such request
+      "\x0c",              // no such request
+      "\x0a" + number(1),  // the client is no keeper
+      "\x0b" + block("why"),
+      '\x09' + number(0) + number(1) + number(0) + number(0),
+      '\x08' + number(0) + number(3) + number(1) + number(1) + number(0x7fffffff),
       '\x02' + number(kStoreNoRank) + number(0x80000000),  // a key of 2 GiB
       '\x01' + block("k") + number(0x7fffffff),
       '\x06' + number(0) + number(3) + number(3) + number(0) + block("a rank beyond the size"),

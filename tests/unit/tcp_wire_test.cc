@@ -160,7 +160,7 @@ TEST(TcpWire, HelloRoundTripsAndDetectsChangedBits) {
 
 TEST(TcpWire, HelloHasNonceOrReceivedCount) {
   const Key key = key_from_text("one key");
-  for (const HelloKind kind : {HelloKind::greet, HelloKind::reply, HelloKind::confirm, HelloKind::accept}) {
+  for (const HelloKind kind : {HelloKind::greet, HelloKind::reply, HelloKind::confirm, HelloKind::accept, HelloKind::request}) {
     Hello hello = sample_hello();
     hello.kind = kind;
     hello.integrity = 1;

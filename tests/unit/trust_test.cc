@@ -209,6 +209,7 @@ JobConfig sample_config() {
   config.network = Network::ofi;
   config.tile_bytes = 128 << 10;
   config.network_tile_bytes = 512 << 10;
+  config.link_memory_bytes = 5 << 20;
   config.sockets_per_peer = 3;
   config.integrity = Integrity::measured;
   config.compression = Compression::lossless;
@@ -224,6 +225,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   ASSERT_TRUE(read.ok()) << read.status().to_string();
   EXPECT_EQ(to_text(*read, key), to_text(sample_config(), key));
   EXPECT_EQ(read->job_id, ~std::uint64_t{0});
+  EXPECT_EQ(read->link_memory_bytes, std::size_t{5} << 20);
   EXPECT_EQ(read->sockets_per_peer, 3);
   EXPECT_EQ(read->network, Network::ofi);
   EXPECT_EQ(read->integrity, Integrity::measured);

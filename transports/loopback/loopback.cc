@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include <shoal/limits.h>
+
 #include "src/base/event.h"
 #include "transports/loopback/channel.h"
 
@@ -372,8 +374,8 @@ class LoopbackTransport final : public Transport {
 }  // namespace
 
 Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& options) {
-  const auto bad = [](const char* what) { return Status(StatusCode::invalid_argument, std::string("loopback: ") + what); };
-  if (ranks < 1 || ranks > 1024) return bad("a hub has 1 .. 1024 ranks");
+  const auto bad = [](const std::string& what) { return Status(StatusCode::invalid_argument, "loopback: " + what); };
+  if (ranks < 1 || ranks > kMaxHostRanks) return bad("a hub has 1 .. " + std::to_string(kMaxHostRanks) + " ranks");
   if (options.tile_bytes < 1 || options.tile_bytes > (std::size_t{64} << 20)) return bad("tile_bytes must be 1 .. 64 MiB");
   if (options.capacity_tiles < 2 || options.capacity_tiles > 4096) return bad("capacity_tiles must be 2 .. 4096");
   if (options.mean_delay.count() < 0) return bad("mean_delay must not be negative");

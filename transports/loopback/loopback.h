@@ -38,7 +38,7 @@ struct LoopbackOptions {
 /// method from any thread; each end from one thread at a time.
 class LoopbackHub {
  public:
-  /// Errors: invalid_argument for a number of ranks outside 1 .. 1024 or options out of range.
+  /// Errors: invalid_argument for a number of ranks outside 1 .. kMaxHostRanks or options out of range.
   static Result<LoopbackHub> create(int ranks, const LoopbackOptions& options = {});
 
   /// The transport of `rank`; once for each rank. Errors: invalid_argument for a rank outside the hub, or one that has a

@@ -17,6 +17,7 @@
 #include "transports/shm/arena_view.h"
 #include "transports/shm/bell.h"
 #include "transports/shm/doorbells.h"
+#include "transports/shm/link_memory.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
@@ -37,15 +38,20 @@ class ShmLink;
 
 /// State that a transport shares with its links, so that either may be destroyed first.
 struct Session {
-  explicit Session(Bell own) : bell(std::move(own)) {}
+  Session(Group joined, Bell own, std::size_t link_memory_bytes)
+      : group(std::move(joined)),
+        bell(std::move(own)),
+        link_memory(link_memory_bytes, group.segment.layout().ranks - 1, group.segment.layout().ring) {}
 
   Group group;
   Bell bell;                      ///< of this rank
+  LinkMemory link_memory;         ///< of the rings into which this rank sends
   const Arena* arena = nullptr;   ///< of this process
   Descriptor reserve;             ///< for mapping an arena where the process has no other one left
   std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none
   std::size_t readers = 0;        ///< so many ranks, by position, are known to be able to map the arenas of their peers
   std::vector<ShmLink*> links;    ///< links that exist
+  std::size_t position = 0;       ///< of this rank
   RankBlock* own = nullptr;       ///< of this rank
   std::vector<ShmLink*> polled;   ///< of them, those whose rings progress() looks at
   std::vector<ShmLink*> active;   ///< since the last take_active()
@@ -59,6 +65,7 @@ struct Session {
     while (readers < ranks && group.segment.block(readers).reads_arenas.load(std::memory_order_relaxed) != 0) ++readers;
     return readers == ranks;
   }
+  [[nodiscard]] RankBits polls() const noexcept { return group.segment.polls(position); }
   void poll(ShmLink& link);
   void begin_polling(ShmLink& link);
   void poll_those_that_rang();
@@ -74,10 +81,10 @@ class ShmLink final : public Link {
         peer_(peer),
         position_(position),
         tile_bytes_(segment().layout().ring.tile_bytes),
-        sender_(segment().ring(own_position, position), segment().layout().ring),
+        sender_(segment().ring(own_position, position), segment().layout().ring, &session_->link_memory),
         receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
         own_position_(own_position),
-        doorbell_(segment().block(position), own_position),
+        doorbell_(segment(), position, own_position),
         peer_block_(segment().block(position)) {
     session_->links.push_back(this);
   }
@@ -156,7 +163,8 @@ class ShmLink final : public Link {
       return true;
     }
     fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
-         std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
+         std::to_string(tile_bytes_) +
+         " bytes of a slot, outside its arena, or in a ring of another size; its memory is corrupt");
     return true;
   }
   [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
@@ -198,13 +206,13 @@ inline void Session::poll(ShmLink& link) {
 
 [[gnu::noinline]] inline void Session::begin_polling(ShmLink& link) {
   link.polled = true;
-  start_polling(*own, link.position());
+  start_polling(polls(), link.position());
   polled.push_back(&link);
 }
 
 [[gnu::noinline]] inline void Session::poll_those_that_rang() {
-  answer_doorbells(*own, group.segment.layout().ranks, [this](std::size_t position) {
-    const auto found = std::ranges::find(links, position, &ShmLink::position);
+  answer_doorbells(*own, group.segment.rang(position), group.segment.layout().ranks, [this](std::size_t sender) {
+    const auto found = std::ranges::find(links, sender, &ShmLink::position);
     if (found != links.end()) poll(**found);
   });
 }
@@ -213,9 +221,9 @@ inline void Session::poll(ShmLink& link) {
   if (++calls % kUnusedCalls != 0) return;
   std::erase_if(polled, [this](ShmLink* link) {
     if (std::exchange(link->used, false) || link->is_used_by_sender()) return false;
-    stop_polling(*own, link->position());
+    stop_polling(polls(), link->position());
     link->polled = link->news_before_sleep();
-    if (link->polled) start_polling(*own, link->position());
+    if (link->polled) start_polling(polls(), link->position());
     return !link->polled;
   });
 }

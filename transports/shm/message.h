@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <shoal/limits.h>
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
@@ -27,17 +28,17 @@ struct Message {
   MessageKind kind{};
   std::uint64_t job_id = 0;
   std::array<std::byte, 16> secret{};
-  std::int32_t rank = 0;                    ///< hello: the sender; member: the owner of the pidfd
-  std::int32_t code = 0;                    ///< refusal: StatusCode
-  std::uint32_t has_life = 0;               ///< hello: a pidfd of the sender comes with it
-  std::uint32_t members = 0;                ///< welcome: so many messages `member` follow
-  ProcessIdentity process;                  ///< hello: of the sender
-  std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
-  std::uint64_t tile_bytes = 0;             ///< hello
-  std::uint64_t slots = 0;                  ///< hello
-  std::uint64_t window_bytes = 0;           ///< hello
-  std::array<std::uint8_t, 128> present{};  ///< roster: bit i = the i-th rank of the sorted list has joined
-  std::array<char, 512> text{};             ///< refusal
+  std::int32_t rank = 0;                                  ///< hello: the sender; member: the owner of the pidfd
+  std::int32_t code = 0;                                  ///< refusal: StatusCode
+  std::uint32_t has_life = 0;                             ///< hello: a pidfd of the sender comes with it
+  std::uint32_t members = 0;                              ///< welcome: so many messages `member` follow
+  ProcessIdentity process;                                ///< hello: of the sender
+  std::uint64_t ranks_hash = 0;                           ///< hello: of the sorted list of ranks
+  std::uint64_t tile_bytes = 0;                           ///< hello
+  std::uint64_t slots = 0;                                ///< hello
+  std::uint64_t window_bytes = 0;                         ///< hello
+  std::array<std::uint8_t, kMaxHostRanks / 8> present{};  ///< roster: bit i = the i-th rank of the sorted list has joined
+  std::array<char, 512> text{};                           ///< refusal
 };
 static_assert(std::is_trivially_copyable_v<Message>);
 

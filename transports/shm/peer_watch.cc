@@ -1,5 +1,6 @@
 #include "transports/shm/peer_watch.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -134,6 +135,13 @@ int PeerWatch::check(std::size_t position) {
   Watch& watched = watches_[slot_of_[position]];
   watched.awaited_in = sleep_;
   return has_ended(watched.pidfd) ? ESRCH : 0;
+}
+
+int PeerWatch::open(std::size_t position, Descriptor& pidfd) const noexcept {
+  if (!can_watch(position)) return ENOSYS;
+  if (position >= passed_.size() || !passed_[position].valid()) return open_process(process(position), pidfd);
+  pidfd = Descriptor(::fcntl(passed_[position].get(), F_DUPFD_CLOEXEC, 0));
+  return pidfd.valid() ? 0 : errno;
 }
 
 int PeerWatch::watch(std::size_t position) {

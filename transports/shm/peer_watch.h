@@ -55,6 +55,8 @@ class PeerWatch {
   [[nodiscard]] bool can_watch(std::size_t position) const noexcept;
   /// 0 where that process lives; ESRCH where it has ended; else an errno value: not known.
   int check(std::size_t position);
+  /// Opens another pidfd of that process, for the caller. Returns as check(). Any thread.
+  int open(std::size_t position, Descriptor& pidfd) const noexcept;
   /// How many pidfds it has open.
   [[nodiscard]] std::size_t descriptors() const noexcept;
 

@@ -434,7 +434,7 @@ Result<Listener> Listener::create(int rank, std::uint64_t job_id) {
     return system_error("shm: getsockname", errno);
   }
   listener.name_.assign(address.sun_path, size - offsetof(sockaddr_un, sun_path));
-  if (::listen(listener.socket_.get(), kMaxRanks) != 0) return system_error("shm: listen", errno);
+  if (::listen(listener.socket_.get(), kMaxHostRanks) != 0) return system_error("shm: listen", errno);
   return listener;
 }
 

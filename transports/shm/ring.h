@@ -1,8 +1,5 @@
 // A ring of tile slots between exactly one sender and one receiver, in memory that both have mapped.
 //
-//   Ring  = RingControl, then `slots` slots
-//   Slot  = one SlotLine, then room for one payload of tile_bytes, rounded up to whole cache lines
-//
 // The receiver polls the sequence word of the next slot. The word shares its line with the header and with payloads of up to
 // 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where SIMD
 // loads are aligned.
@@ -23,52 +20,21 @@
 
 #include "transports/shm/arena_view.h"
 #include "transports/shm/copy_choice.h"
+#include "transports/shm/link_memory.h"
+#include "transports/shm/ring_layout.h"
 #include "transports/shm/streaming_copy.h"
 #include "transports/transport.h"
 
 namespace shoal::shm {
 
-inline constexpr std::size_t kLineBytes = 64;
-inline constexpr std::size_t kInlineBytes = 32;
 inline constexpr std::size_t kStreamFromBytes = 4096;  ///< smaller payloads are always copied by ordinary stores
-
-constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
-
-struct alignas(kLineBytes) SlotLine {
-  std::atomic<std::uint64_t> sequence;  ///< word_of(n, ...) once tile n is in the slot; written by the sender, last
-  TileHeader header;
-  std::byte payload[kInlineBytes];
-};
-static_assert(sizeof(SlotLine) == kLineBytes);
-
-/// What SlotLine::sequence holds for a tile. Its lowest bit: `payload` holds the offset of the payload in the sender's arena.
-constexpr std::uint64_t word_of(std::uint64_t tile, bool by_reference) { return (tile + 1) << 1 | (by_reference ? 1 : 0); }
-
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics must work between processes");
-
-/// The counters beside the slots. Each has one writer, and each writer has a cache line of its own.
-struct RingControl {
-  alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< number of released tiles; written by the receiver
-  alignas(kLineBytes)
-      std::atomic<std::uint32_t> sender_waits;  ///< 1 while the sender wants a wake-up when a tile is released; written by it
-  std::atomic<std::uint64_t> taken_back;        ///< references of tiles before this one are reclaimed; written by the sender
-};
-static_assert(sizeof(RingControl) == 2 * kLineBytes);
-
-/// Sizes of a ring. A value.
-struct RingShape {
-  std::size_t tile_bytes = 0;
-  std::size_t slots = 0;
-
-  [[nodiscard]] constexpr std::size_t slot_bytes() const { return sizeof(SlotLine) + round_up(tile_bytes, kLineBytes); }
-  [[nodiscard]] constexpr std::size_t ring_bytes() const { return sizeof(RingControl) + slots * slot_bytes(); }
-};
 
 /// Addresses of the counters and slots of a ring, for both ends.
 class RingView {
  public:
-  RingView(std::byte* memory, RingShape shape) noexcept
-      : memory_(memory), slot_bytes_(shape.slot_bytes()), slots_(shape.slots), tile_bytes_(shape.tile_bytes) {}
+  /// `slots`: in use; use_slots() changes it.
+  RingView(std::byte* memory, RingShape shape, std::size_t slots) noexcept
+      : memory_(memory), slot_bytes_(shape.slot_bytes()), slots_(slots), tile_bytes_(shape.tile_bytes) {}
 
   [[nodiscard]] RingControl& control() const noexcept { return *reinterpret_cast<RingControl*>(memory_); }
   [[nodiscard]] SlotLine& slot(std::size_t position) const noexcept {
@@ -79,6 +45,7 @@ class RingView {
   }
   [[nodiscard]] std::size_t next(std::size_t position) const noexcept { return position + 1 == slots_ ? 0 : position + 1; }
   [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+  void use_slots(std::size_t slots) noexcept { slots_ = slots; }
   [[nodiscard]] std::size_t tile_bytes() const noexcept { return tile_bytes_; }
 
  private:
@@ -94,13 +61,15 @@ class RingView {
 /// and the check whether the receiver sleeps must be a sequentially consistent load: see Waiting in README.md.
 class RingSender {
  public:
-  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
+  /// `limit` decides at the first tile how many slots the ring uses; null: all. It outlives the sender.
+  RingSender(std::byte* memory, RingShape shape, LinkMemory* limit = nullptr) noexcept
+      : ring_(memory, shape, 0), most_slots_(shape.slots), limit_(limit) {}
 
   /// Copies the tile into the next slot, or stores `reference` there, the offset of the payload in the arena. Then publishes
   /// it; false where all slots are taken.
   bool try_send(const TileHeader& header, std::span<const std::byte> data,
                 std::optional<std::uint64_t> reference = std::nullopt) noexcept {
-    if (!has_room()) {
+    if (!has_room() && !start()) {
       wants_room_ = true;
       start_waiting();
       return false;
@@ -171,6 +140,15 @@ class RingSender {
     look_at_releases();
     return sent_ - known_released_ < ring_.slots();
   }
+  /// Before the first tile, the ring has no slots, so that the path of later tiles needs no check. True where that was the
+  /// cause.
+  [[gnu::noinline]] bool start() noexcept {
+    if (ring_.slots() != 0) return false;
+    ring_.use_slots(limit_ == nullptr ? most_slots_ : limit_->start_ring());
+    // Published with the first tile, by the store of its sequence word.
+    ring_.control().slots.store(static_cast<std::uint32_t>(ring_.slots()), std::memory_order_relaxed);
+    return true;
+  }
   /// Reads the receiver's counter; true where tiles have been released since the last call.
   bool look_at_releases() noexcept {
     const auto start = Clock::now();
@@ -198,7 +176,9 @@ class RingSender {
 
   using Clock = std::chrono::steady_clock;
 
-  RingView ring_;
+  RingView ring_;  ///< no slots before the first tile
+  std::size_t most_slots_;
+  LinkMemory* limit_;
   CopyChoice choice_;
   double clock_cost_ns_ = clock_cost_ns();
   std::uint64_t sent_ = 0;
@@ -214,7 +194,8 @@ class RingSender {
 class RingReceiver {
  public:
   /// `arena`: the sender's, to look up references in; it must outlive the ring.
-  RingReceiver(std::byte* memory, RingShape shape, ArenaView& arena) noexcept : ring_(memory, shape), arena_(arena) {}
+  RingReceiver(std::byte* memory, RingShape shape, ArenaView& arena) noexcept
+      : ring_(memory, shape, 1), most_slots_(shape.slots), arena_(arena) {}
 
   /// The oldest tile not released, as a view into the ring or the sender's arena; null where there is none, or where broken().
   const Arrival* peek() noexcept {
@@ -223,7 +204,7 @@ class RingReceiver {
     if (!visible(slot, released_)) return nullptr;
     arrival_.header = slot.header;
     // A stray write of the peer may have changed the slot: no value in it is used as a length unchecked.
-    if (arrival_.header.size_bytes > ring_.tile_bytes()) {
+    if (arrival_.header.size_bytes >= size_limit_ && !start(arrival_.header.size_bytes)) [[unlikely]] {
       broken_ = true;
       return nullptr;
     }
@@ -279,10 +260,23 @@ class RingReceiver {
            (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));
   }
 
-  /// The sender wrote a size that does not fit a slot, or a reference outside its arena; or the arena cannot be mapped.
+  /// The sender wrote a size that does not fit a slot, a reference outside its arena, or a wrong number of slots; or the arena
+  /// cannot be mapped.
   [[nodiscard]] bool broken() const noexcept { return broken_; }
 
  private:
+  /// At the first tile `size_limit_` is 0, so that the path of later tiles needs no check: learns how many slots the sender
+  /// uses. False where the tile is invalid.
+  [[gnu::noinline]] bool start(std::size_t size_bytes) noexcept {
+    if (size_limit_ != 0) return false;
+    // Written before the first tile, which visible() has acquired.
+    const std::size_t slots = ring_.control().slots.load(std::memory_order_relaxed);
+    if (slots < kLeastSlots || slots > most_slots_ || size_bytes > ring_.tile_bytes()) return false;
+    ring_.use_slots(slots);
+    size_limit_ = ring_.tile_bytes() + 1;
+    arrived_position_ = arrived_;  // until now take_arrivals() has counted one tile at most
+    return true;
+  }
   static bool visible(const SlotLine& slot, std::uint64_t tile) noexcept {
     // Acquires header and payload, written before the sequence word in RingSender::try_send().
     return slot.sequence.load(std::memory_order_acquire) >> 1 == tile + 1;
@@ -293,7 +287,9 @@ class RingReceiver {
     return ring_.slot(position).sequence.load(std::memory_order_seq_cst) >> 1 == tile + 1;
   }
 
-  RingView ring_;
+  RingView ring_;               ///< one slot until peek() has shown a tile
+  std::size_t size_limit_ = 0;  ///< payloads are smaller; 0 until then
+  std::size_t most_slots_;
   ArenaView& arena_;
   std::uint64_t released_ = 0;
   std::uint64_t arrived_ = 0;  ///< tiles that take_arrivals() has counted, at least released_

@@ -1,16 +1,17 @@
 // The memory that a group shares: its layout, and which rank writes which part.
 //
-//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair | common memory | notices
+//   SegmentHeader | RankBlock and sets of each rank | window of each rank | ring of each ordered pair | common memory |
+//   notices | keepers
 //
 // The file is sparse: pages exist from the first write on, so a pair that never communicates costs only address space.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include <shoal/limits.h>
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
@@ -23,8 +24,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 7;
-inline constexpr int kMaxRanks = 1024;
+inline constexpr std::uint32_t kProtocolVersion = 11;
 
 /// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
 struct SegmentHeader {
@@ -40,8 +40,16 @@ struct SegmentHeader {
       std::atomic<std::uint32_t> closures;  ///< changes when a RankBlock gets `closed`; lets progress() check one word
 };
 
-/// A bit for each rank, by position.
-using RankBits = std::array<std::atomic<std::uint64_t>, kMaxRanks / 64>;
+/// A set of the ranks of the segment in shared memory: a bit for each position. A view.
+class RankBits {
+ public:
+  explicit RankBits(std::byte* memory) noexcept : words_(reinterpret_cast<std::atomic<std::uint64_t>*>(memory)) {}
+  /// The word with the bit of this position.
+  [[nodiscard]] std::atomic<std::uint64_t>& word_of(std::size_t position) const noexcept { return words_[position / 64]; }
+
+ private:
+  std::atomic<std::uint64_t>* words_;
+};
 
 /// What a rank says of itself. Written by it before it is ready, then only read.
 struct RankCard {
@@ -65,8 +73,14 @@ struct alignas(kLineBytes) RankBlock {
   std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all peers; set by it, once
   std::atomic<std::uint32_t> rung;            ///< 1 when a bit of `rang` has been set; cleared by the rank
   alignas(kLineBytes) RankCard card;
-  alignas(kLineBytes) RankBits polls;  ///< peers whose rings the rank polls; written by it
-  alignas(kLineBytes) RankBits rang;   ///< other peers that have sent a tile; set by them, cleared by the rank
+};
+
+/// How a thread of a rank that does not drive the transport is woken: see host_memory.h. Written by the rank, but for the end
+/// of its sleep.
+struct alignas(kLineBytes) Sleeper {
+  BellName bell;
+  std::atomic<std::uint32_t> sleeping;  ///< 1 while the thread may block; cleared by it, or by the peer that wakes it
+  std::atomic<std::uint32_t> ready;     ///< 1: `bell` is valid
 };
 
 /// Where the parts lie. A value; every rank computes it from the same numbers.
@@ -75,7 +89,12 @@ struct SegmentLayout {
   RingShape ring;
   std::size_t window_bytes = 0;  ///< a multiple of the page size
 
-  [[nodiscard]] std::size_t block_offset(std::size_t rank) const { return sizeof(SegmentHeader) + rank * sizeof(RankBlock); }
+  [[nodiscard]] std::size_t set_bytes() const { return round_up((ranks + 7) / 8, kLineBytes); }
+  [[nodiscard]] std::size_t block_offset(std::size_t rank) const {
+    return sizeof(SegmentHeader) + rank * (sizeof(RankBlock) + 2 * set_bytes());
+  }
+  [[nodiscard]] std::size_t polls_offset(std::size_t rank) const { return block_offset(rank) + sizeof(RankBlock); }
+  [[nodiscard]] std::size_t rang_offset(std::size_t rank) const { return polls_offset(rank) + set_bytes(); }
   [[nodiscard]] std::size_t window_offset(std::size_t rank) const {
     return round_up(block_offset(ranks), kPageBytes) + rank * window_bytes;
   }
@@ -90,7 +109,11 @@ struct SegmentLayout {
   [[nodiscard]] std::size_t common_bytes() const { return kPageBytes + ranks * kCommonBytesPerRank; }
   [[nodiscard]] std::size_t notice_offset() const { return common_offset() + common_bytes(); }
   [[nodiscard]] std::size_t notice_bytes() const { return 3 * kPageBytes + ranks * kNoticeBytesPerRank; }
-  [[nodiscard]] std::size_t segment_bytes() const { return notice_offset() + notice_bytes(); }
+  [[nodiscard]] std::size_t keeper_offset() const { return notice_offset() + notice_bytes(); }
+  [[nodiscard]] std::size_t keeper_bytes() const {
+    return round_up(ranks * sizeof(Sleeper), kPageBytes) + kPageBytes + notice_bytes();
+  }
+  [[nodiscard]] std::size_t segment_bytes() const { return keeper_offset() + keeper_bytes(); }
 
   static constexpr std::size_t kPageBytes = 4096;
   static constexpr std::size_t kCommonBytesPerRank = 64 * (std::size_t{100} << 10);
@@ -116,6 +139,10 @@ class Segment {
   [[nodiscard]] RankBlock& block(std::size_t rank) const noexcept {
     return *reinterpret_cast<RankBlock*>(memory_ + layout_.block_offset(rank));
   }
+  /// Peers whose rings the rank polls; written by it.
+  [[nodiscard]] RankBits polls(std::size_t rank) const noexcept { return RankBits(memory_ + layout_.polls_offset(rank)); }
+  /// Other peers that have sent a tile; set by them, cleared by the rank.
+  [[nodiscard]] RankBits rang(std::size_t rank) const noexcept { return RankBits(memory_ + layout_.rang_offset(rank)); }
   [[nodiscard]] std::span<std::byte> window(std::size_t rank) const noexcept {
     return {memory_ + layout_.window_offset(rank), layout_.window_bytes};
   }
@@ -127,6 +154,9 @@ class Segment {
   }
   [[nodiscard]] std::span<std::byte> notices() const noexcept {
     return {memory_ + layout_.notice_offset(), layout_.notice_bytes()};
+  }
+  [[nodiscard]] std::span<std::byte> keepers() const noexcept {
+    return {memory_ + layout_.keeper_offset(), layout_.keeper_bytes()};
   }
   [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
 

@@ -14,6 +14,7 @@
 
 #include "transports/shm/arena.h"
 #include "transports/shm/bell.h"
+#include "transports/shm/host_memory.h"
 #include "transports/shm/link.h"
 #include "transports/shm/peer_watch.h"
 #include "transports/shm/process_memory.h"
@@ -81,8 +82,8 @@ class ShmTransport final : public Transport {
     }();
     if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
     listener_ = Listener();                  // no more connections are expected
-    session_ = std::make_shared<Session>(std::move(bell_));
-    session_->group = std::move(group).value();
+    session_ = std::make_shared<Session>(std::move(group).value(), std::move(bell_), options_.link_memory_bytes);
+    session_->position = position_;
     session_->own = &segment().block(position_);
     watch_peers();
     prepare_arenas();
@@ -244,12 +245,19 @@ class ShmTransport final : public Transport {
     session_->ended.clear();
   }
 
-  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory and
-  /// of that for notices.
+  [[nodiscard]] Result<std::unique_ptr<HostMemory>> open_memory() const {
+    if (session_ == nullptr) return Status(StatusCode::invalid_argument, "shm: the transport is not connected");
+    Result<Bell> bell = Bell::create();
+    if (!bell.ok()) return bell.status();
+    return std::make_unique<HostMemory>(segment(), *watch_, position_, std::move(bell).value());
+  }
+
+  /// This rank's share of the segment: the rings into which it sends when all are in use, its own window, and its part of the
+  /// common memory and of that for notices.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
-    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
-           SegmentLayout::kCommonBytesPerRank + SegmentLayout::kNoticeBytesPerRank;
+    return session_->link_memory.most_bytes() + segment().layout().window_bytes + SegmentLayout::kCommonBytesPerRank +
+           SegmentLayout::kNoticeBytesPerRank;
   }
 
  private:
@@ -259,10 +267,10 @@ class ShmTransport final : public Transport {
       return {StatusCode::invalid_argument, "shm: connect() got " + std::to_string(peers.size()) + " peers but " +
                                                 std::to_string(addresses.size()) + " addresses"};
     }
-    if (peers.size() >= static_cast<std::size_t>(kMaxRanks)) {
+    if (peers.size() >= static_cast<std::size_t>(kMaxHostRanks)) {
       return {StatusCode::invalid_argument, "shm: a group of " + std::to_string(peers.size() + 1) +
-                                                " ranks is larger than the " + std::to_string(kMaxRanks) +
-                                                " that share memory"};
+                                                " ranks is larger than the " + std::to_string(kMaxHostRanks) +
+                                                " that can share memory (shoal/limits.h)"};
     }
     ranks_.assign(peers.begin(), peers.end());
     ranks_.push_back(options_.rank);
@@ -432,6 +440,10 @@ Status check_options(const ShmOptions& options) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<shm::HostMemory>> open_host_memory(const Transport& transport) {
+  return static_cast<const ShmTransport&>(transport).open_memory();
+}
 
 bool shm_peers_see_end() { return open_own_process().valid(); }
 

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <array>
@@ -171,6 +172,13 @@ Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or
                                                             interface_or_address, describe(*locals)));
   }
   return chosen;
+}
+
+int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
+  own.set_port(0);
+  const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on));
+  return ::bind(socket.get(), own.raw(), own.length()) == 0 ? 0 : errno;
 }
 
 }  // namespace shoal::tcp

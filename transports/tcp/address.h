@@ -12,6 +12,8 @@
 
 #include <shoal/status.h>
 
+#include "src/base/descriptor.h"
+
 namespace shoal::tcp {
 
 /// An IPv4 or IPv6 address with a port. A plain value.
@@ -43,5 +45,9 @@ Result<std::vector<SocketAddress>> split_addresses(std::string_view text);
 /// error lists the addresses of this host.
 Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address);
 inline constexpr std::size_t kMaxAdvertised = 8;
+
+/// Makes `socket` use the interface of that address of this host where the system routes by source address. Returns an errno
+/// value, or 0.
+int bind_to(const Descriptor& socket, SocketAddress own) noexcept;
 
 }  // namespace shoal::tcp

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <shoal/status.h>
+
 #include "src/base/descriptor.h"
 #include "src/trust/record_cipher.h"
 
@@ -36,6 +38,10 @@ class ReconnectHandler {
   virtual void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) = 0;
   /// The peer refuses, or has been out of reach for too long.
   virtual void on_peer_lost(int rank, const std::string& why) = 0;
+  /// A link that was not connected has its connections now.
+  virtual void open(PeerSockets sockets) = 0;
+  /// A link that was not connected cannot be connected.
+  virtual void on_not_connected(int rank, const Status& why) = 0;
 };
 
 }  // namespace shoal::tcp

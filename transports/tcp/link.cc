@@ -20,23 +20,34 @@ TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_ad
       sender_(sockets_),
       receiver_(sockets_, acknowledger_),
       flush_(sockets_, control_, acknowledger_, sender_.window()),
-      repair_(sockets_, sender_, control_, acknowledger_, flush_) {}
+      repair_(sockets_, sender_, control_, acknowledger_, flush_) {
+  reactor_->enrol(*this);
+}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
                                                std::vector<Connection> connections, const LinkShape& shape) {
-  std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), shape));
-  if (Status opened = link->sockets_.open(std::move(connections)); !opened.ok()) return opened;
-  const auto window_bytes = link->sender_.open();
-  if (!window_bytes.ok()) return window_bytes.status();
-  link->acknowledger_.set_window(*window_bytes);
-  link->sockets_.status().open();
-  const auto added = link->reactor_->add(*link);
-  if (!added.ok()) return added.status();
+  auto link = std::make_unique<TcpLink>(std::move(reactor), peer, peer_address, shape);
+  if (Status opened = link->open(std::move(peer_address), std::move(connections)); !opened.ok()) return opened;
   return link;
 }
 
+Status TcpLink::open(std::string peer_address, std::vector<Connection> connections) {
+  if (Status opened = sockets_.open(std::move(connections)); !opened.ok()) return opened;
+  const auto window_bytes = sender_.open();
+  if (!window_bytes.ok()) return window_bytes.status();
+  acknowledger_.set_window(*window_bytes);
+  sockets_.status().set_address(std::move(peer_address));
+  sockets_.status().open();
+  const auto added = reactor_->add(*this);
+  return added.ok() ? Status() : added.status();
+}
+
+void TcpLink::request(bool peer_too) {
+  if (!connected() && !sockets_.status().has_ended()) reactor_->request(*this, peer_too);
+}
+
 TcpLink::~TcpLink() {
-  reactor_->flush_links();
+  if (connected()) reactor_->flush_links();
   close(Status(StatusCode::aborted, "this rank closed the link"));
   reactor_->remove(*this);
 }

@@ -25,20 +25,26 @@ class Reactor;
 /// one thread at a time.
 class TcpLink final : public Link {
  public:
-  /// Takes connected, non-blocking sockets that have finished the handshake; the last one is for control records.
+  /// A link without connections; `peer_address`: where the peer is to be reached, for messages.
+  TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape);
+  /// A link with these connections: see open().
   static Result<std::unique_ptr<TcpLink>> make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
                                                std::vector<Connection> connections, const LinkShape& shape);
+  /// Takes connected, non-blocking sockets that have finished the handshake; the last one is for control records. Called once.
+  Status open(std::string peer_address, std::vector<Connection> connections);
   ~TcpLink() override;
 
   [[nodiscard]] int peer() const noexcept override { return sockets_.status().peer(); }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return sockets_.shape().tile_bytes; }
+  [[nodiscard]] bool connected() const noexcept override { return !sockets_.all().empty(); }
+  void request(bool peer_too) override;
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
     return sender_.take(header, data, false);
   }
   bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return sender_.take(header, data, true); }
   void keep_copies() override;
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sender_.window().sent(); }
-  [[nodiscard]] const Arrival* peek() noexcept override { return receiver_.peek(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return connected() ? receiver_.peek() : nullptr; }
   void release() noexcept override { receiver_.release(); }
   [[nodiscard]] const Status& status() const noexcept override { return sockets_.status().status(); }
 
@@ -61,7 +67,6 @@ class TcpLink final : public Link {
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:
-  TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape);
   bool receive_control();
 
   std::shared_ptr<Reactor> reactor_;

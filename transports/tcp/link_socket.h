@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
@@ -23,7 +24,17 @@ class TcpLink;
 
 inline constexpr std::size_t kMostSockets = 16;  ///< to a peer, for tiles
 
-/// Parameters that must be the same at both ends of a link, except for the last three.
+/// Links of a transport beyond this number have smaller receive rings, so that many links take less memory.
+inline constexpr std::size_t kManyLinks = 64;
+inline constexpr std::size_t kRoomOfManyBytes = 128 << 10;
+
+/// The room of a socket to receive, in tiles, where the transport has `links` others: `tiles`, or fewer. One is enough, as the
+/// sender has room for more.
+constexpr std::size_t tiles_with_room(std::size_t tiles, std::size_t tile_bytes, std::size_t links) noexcept {
+  return links < kManyLinks ? tiles : std::min(tiles, std::max<std::size_t>(kRoomOfManyBytes / tile_bytes, 1));
+}
+
+/// Parameters that must be the same at both ends of a link, except for the room and the last three.
 struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t tiles_per_socket = 0;

@@ -20,7 +20,8 @@ Status LinkSockets::open(std::vector<Connection> connections) {
     socket.control = sockets_.size() == connections.size();
     socket.adopt(std::move(connection), shape_);
     if (socket.control) break;
-    auto ring = ReceiveRing::make(shape_.tiles_per_socket * frame_bytes(shape_.tile_bytes), shape_.tile_bytes);
+    const std::size_t room = tiles_with_room(shape_.tiles_per_socket, shape_.tile_bytes, reactor_.connected_links());
+    auto ring = ReceiveRing::make(room * frame_bytes(shape_.tile_bytes), shape_.tile_bytes);
     if (!ring.ok()) return ring.status();
     socket.ring = std::move(*ring);
   }

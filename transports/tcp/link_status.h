@@ -33,6 +33,7 @@ class LinkStatus {
   [[nodiscard]] bool peer_has_failed() const noexcept { return !peer_has_left_ && (closing_ || peer_is_lost_); }
 
   void open() noexcept { closing_ = false; }
+  void set_address(std::string address) { address_ = std::move(address); }
   void start_closing(Clock::time_point now) noexcept {
     closing_ = true;
     closing_since_ = now;

@@ -67,6 +67,18 @@ bool Reactor::watch(LinkSocket& socket) noexcept {
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.descriptor.get(), &event) == 0;
 }
 
+void Reactor::enrol(TcpLink& link) {
+  const auto rank = static_cast<std::size_t>(link.peer());
+  if (by_rank_.size() <= rank) by_rank_.resize(rank + 1);
+  by_rank_[rank] = &link;
+}
+
+void Reactor::request(TcpLink& link, bool peer_too) {
+  if (rendezvous_ == nullptr) return;
+  rendezvous_->request(link.peer(), peer_too);
+  rendezvous_due_ = true;
+}
+
 Result<bool> Reactor::add(TcpLink& link) {
   for (LinkSocket& socket : link.sockets().all()) {
     if (!watch(socket)) return system_error("tcp: epoll_ctl", errno);
@@ -83,11 +95,14 @@ Result<bool> Reactor::add(TcpLink& link) {
   blocked_.reserve(sockets);
   lost_.reserve(sockets);
   for (LinkSocket& socket : link.sockets().all()) enqueue(socket);
+  if (uses_check_sums_) link.sender().encoder().use_checksums();
+  if (uses_packing_) link.sender().encoder().use_packing();
   if (timer_period_ms_ == 0) set_timer(kCalmWatchMs);
   return true;
 }
 
 void Reactor::remove(TcpLink& link) noexcept {
+  if (link_to(link.peer()) == &link) by_rank_[static_cast<std::size_t>(link.peer())] = nullptr;
   if (std::erase(links_, &link) > 0 && link.receiver().has_unseen_tile()) count_unseen(-1);
   std::erase(deferred_, &link.sender());
   std::erase(lending_, &link.sender());
@@ -99,13 +114,14 @@ void Reactor::remove(TcpLink& link) noexcept {
 }
 
 TcpLink* Reactor::link_to(int rank) const noexcept {
-  const auto found = std::find_if(links_.begin(), links_.end(), [&](const TcpLink* link) { return link->peer() == rank; });
-  return found == links_.end() ? nullptr : *found;
+  const auto at = static_cast<std::size_t>(rank);
+  return at < by_rank_.size() ? by_rank_[at] : nullptr;
 }
 
 void Reactor::note_lost(LinkSocket& socket, std::chrono::steady_clock::time_point silent_since) {
   const auto same = [&](const Lost& one) { return one.socket == &socket; };
   if (std::none_of(lost_.begin(), lost_.end(), same)) lost_.push_back({&socket, silent_since});
+  rendezvous_due_ = true;
 }
 
 void Reactor::forget_lost(TcpLink& link) {
@@ -114,6 +130,7 @@ void Reactor::forget_lost(TcpLink& link) {
 }
 
 void Reactor::reconnect() {
+  rendezvous_due_ = false;
   for (const auto& [socket, silent_since] : std::exchange(lost_, {})) {
     if (socket->down || socket->hung_up) rendezvous_->reconnect(socket->link->peer(), socket->index, silent_since);
   }
@@ -134,6 +151,22 @@ void Reactor::resume(int rank, std::size_t socket_index, Connection connection, 
 
 void Reactor::on_peer_lost(int rank, const std::string& why) {
   if (TcpLink* link = link_to(rank)) link->sockets().on_peer_lost(why);
+  unreported_ = true;
+}
+
+void Reactor::open(PeerSockets sockets) {
+  TcpLink* link = link_to(sockets.rank);
+  if (link == nullptr) return;
+  if (Status opened = link->open(std::move(sockets.address), std::move(sockets.sockets)); !opened.ok())
+    link->close(std::move(opened));
+  unreported_ = true;
+}
+
+void Reactor::on_not_connected(int rank, const Status& why) {
+  TcpLink* link = link_to(rank);
+  if (link == nullptr) return;
+  const bool by_peer = why.code() == StatusCode::peer_failed;
+  link->close(by_peer ? link->sockets().status().peer_failed("cannot be connected: " + why.message()) : why);
   unreported_ = true;
 }
 
@@ -177,8 +210,8 @@ void Reactor::flush_links() {
 
 void Reactor::close_all() {
   flush_links();
-  const std::vector<TcpLink*> links = links_;
-  for (TcpLink* link : links) {
+  for (TcpLink* link : std::vector(by_rank_)) {
+    if (link == nullptr) continue;
     link->close(Status(StatusCode::aborted, "this rank closed the transport"));
     remove(*link);
   }
@@ -293,7 +326,7 @@ bool Reactor::progress() {
     moved |= collect();
     moved |= read_ready();
   }
-  if (!lost_.empty()) reconnect();
+  if (rendezvous_due_) reconnect();
   moved |= unreported_;
   unreported_ = false;
   if (lending_.empty()) return moved;
@@ -365,7 +398,7 @@ bool Reactor::prepare_wait() {
   forget_awaited();  // a caller that sleeps waits for all links
   unreported_ |= send_deferred();
   unreported_ |= copy_lent();
-  if (!lost_.empty()) reconnect();
+  if (rendezvous_due_) reconnect();
   if (!ready_.empty() || unreported_ || unseen_ != 0) return false;
   for (LinkSocket* socket : partial_) {
     socket->partial = false;
@@ -398,10 +431,12 @@ void Reactor::set_timer(long period_ms) noexcept {
 }
 
 void Reactor::use_check_sums() noexcept {
+  uses_check_sums_ = true;
   for (TcpLink* link : links_) link->sender().encoder().use_checksums();
 }
 
 void Reactor::use_packing() noexcept {
+  uses_packing_ = true;
   for (TcpLink* link : links_) link->sender().encoder().use_packing();
 }
 

@@ -36,7 +36,12 @@ class Reactor final : private ReconnectHandler {
   Result<bool> reconnect_by(std::unique_ptr<Rendezvous> rendezvous);
   [[nodiscard]] bool reconnects() const noexcept { return rendezvous_ != nullptr; }
 
+  /// The link exists, with or without connections.
+  void enrol(TcpLink& link);
+  /// It has connections now.
   Result<bool> add(TcpLink& link);
+  /// See Link::request().
+  void request(TcpLink& link, bool peer_too);
   void remove(TcpLink& link) noexcept;
   /// Stops reports about one socket; to be called before it closes.
   void forget(LinkSocket& socket) noexcept;
@@ -84,6 +89,7 @@ class Reactor final : private ReconnectHandler {
   void use_check_sums() noexcept;
   void use_packing() noexcept;
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  [[nodiscard]] std::size_t connected_links() const noexcept { return links_.size(); }
 
   /// False in a child of the process that made the transport: a fork shares the sockets and must not shut them down.
   [[nodiscard]] bool in_owner() const noexcept;
@@ -95,6 +101,8 @@ class Reactor final : private ReconnectHandler {
   std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) override;
   void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) override;
   void on_peer_lost(int rank, const std::string& why) override;
+  void open(PeerSockets sockets) override;
+  void on_not_connected(int rank, const Status& why) override;
   [[nodiscard]] TcpLink* link_to(int rank) const noexcept;
   void reconnect();
   [[nodiscard]] long watch_period_ms() const noexcept;
@@ -114,7 +122,8 @@ class Reactor final : private ReconnectHandler {
   long timer_period_ms_ = 0;
   bool retries_soon_ = false;
   int owner_pid_ = 0;
-  std::vector<TcpLink*> links_;
+  std::vector<TcpLink*> links_;    // those with connections
+  std::vector<TcpLink*> by_rank_;  // all; null: none
   std::vector<LinkSocket*> ready_;
   std::vector<TileSender*> deferred_;
   std::vector<TileSender*> lending_;
@@ -129,7 +138,10 @@ class Reactor final : private ReconnectHandler {
     LinkSocket* socket = nullptr;
     std::chrono::steady_clock::time_point silent_since{};
   };
-  std::vector<Lost> lost_;   // not passed to the rendezvous yet
+  std::vector<Lost> lost_;        // not passed to the rendezvous yet
+  bool rendezvous_due_ = false;   // some are there, or a link has been requested
+  bool uses_check_sums_ = false;  // so will links that are connected later
+  bool uses_packing_ = false;
   bool unreported_ = false;  ///< something has moved since the last progress()
   unsigned calls_since_collect_ = 0;
   unsigned idle_calls_ = 0;  ///< of progress(), in a row

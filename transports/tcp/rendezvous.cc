@@ -18,15 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxNamedRanks = 8;
+constexpr milliseconds kRequestDelay{50};        // where the peer requests the connection as well, and so will make it
 constexpr std::size_t kMaxUnauthenticated = 64;  // connections at a time, beyond the expected ones
-
-bool send_record(int socket, const HelloRecord& record) noexcept {
-  ssize_t n = 0;
-  do {
-    n = ::send(socket, record.data(), record.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n == static_cast<ssize_t>(record.size());
-}
 
 }  // namespace
 
@@ -39,26 +32,27 @@ Rendezvous::Rendezvous(const Identity& self, const Key& key, std::vector<Descrip
       listeners_(std::move(listeners)),
       start_(Clock::now()),
       inbounds_("tcp", kMaxUnauthenticated) {
-  const std::size_t sockets = self.sockets + std::size_t{1};
   for (PeerAddress& where : peers) {
     Peer& peer = peers_.emplace_back();
     peer.where = std::move(where);
     peer.sockets.rank = peer.where.rank;
     peer.sockets.address = peer.where.addresses.front().to_string();
-    peer.sockets.sockets.resize(sockets);
-    peer.lost.resize(sockets);
-    peer.missing = sockets;
+    peer.missing = sockets_per_peer();
+    if (accepts_from(peer)) inbounds_.raise_limit(peer.missing);
+    if (!peer.where.at_start) continue;
     missing_ += peer.missing;
-    if (accepts_from(peer)) {
-      inbounds_.raise_limit(peer.missing);
-      continue;
-    }
-    for (std::size_t index = 0; index < sockets; ++index) {
-      Outbound& outbound = outbounds_.emplace_back();
-      outbound.peer = peers_.size() - 1;
-      outbound.index = index;
-      outbound.until = start_;
-    }
+    peer.requested = true;
+    if (!accepts_from(peer)) connect_first(peers_.size() - 1);
+  }
+}
+
+// The first connections with a peer.
+void Rendezvous::connect_first(std::size_t peer) {
+  for (std::size_t index = 0; index < sockets_per_peer(); ++index) {
+    Outbound& outbound = outbounds_.emplace_back();
+    outbound.peer = peer;
+    outbound.index = index;
+    outbound.until = Clock::now();
   }
 }
 
@@ -81,18 +75,45 @@ Result<std::vector<PeerSockets>> Rendezvous::connect_all(ConnectDeadline time_li
   for (const Inbound& inbound : inbounds_.unproven) watch(inbound.socket, EPOLLIN);
   std::vector<PeerSockets> connected;
   for (Peer& peer : peers_) {
-    connected.push_back(std::move(peer.sockets));
-    peer.sockets.rank = peer.where.rank;
-    peer.sockets.address = connected.back().address;
+    if (peer.missing == 0) connected.push_back(take_sockets(peer));
   }
-  outbounds_.clear();
+  // A peer that has finished its startup may have requested a connection already.
+  std::erase_if(outbounds_, [](const Outbound& outbound) { return outbound.state == Outbound::State::done; });
+  for (const Outbound& outbound : outbounds_) {
+    if (outbound.socket.valid()) watch(outbound.socket, outbound.state == Outbound::State::connecting ? EPOLLOUT : EPOLLIN);
+  }
   deadline_ = Clock::time_point::max();
   return connected;
 }
 
+void Rendezvous::request(int rank, bool peer_too) {
+  const std::size_t at = find(rank);
+  if (at == peers_.size()) return;
+  Peer& peer = peers_[at];
+  if (peer.ended || peer.made) return;
+  const bool again = std::exchange(peer.requested, true);
+  if (accepts_from(peer)) {
+    send_request(at, Clock::now() + (peer_too ? kRequestDelay : milliseconds(0)));
+  } else if (!again) {
+    connect_first(at);
+  }
+}
+
+void Rendezvous::send_request(std::size_t peer, Clock::time_point when) {
+  for (Outbound& outbound : outbounds_) {
+    if (outbound.peer != peer) continue;
+    if (outbound.state == Outbound::State::waiting) outbound.until = std::min(outbound.until, when);
+    return;
+  }
+  Outbound& outbound = outbounds_.emplace_back();
+  outbound.peer = peer;
+  outbound.probe = true;
+  outbound.until = when;
+}
+
 void Rendezvous::reconnect(int rank, std::size_t index, Clock::time_point silent_since) {
   const std::size_t at = find(rank);
-  if (at == peers_.size() || peers_[at].ended) return;
+  if (at == peers_.size() || peers_[at].ended || !peers_[at].made) return;
   peers_[at].lost[index] = true;
   const bool probe = accepts_from(peers_[at]);
   for (const Outbound& outbound : outbounds_) {
@@ -110,6 +131,7 @@ void Rendezvous::forget(int rank) {
   const std::size_t at = find(rank);
   if (at == peers_.size()) return;
   peers_[at].ended = true;
+  peers_[at].sockets.sockets.clear();
   std::erase_if(outbounds_, [&](const Outbound& outbound) { return outbound.peer == at; });
   std::erase_if(inbounds_.unproven, [&](const Inbound& inbound) { return inbound.greeted() && inbound.peer == at; });
 }
@@ -122,19 +144,37 @@ void Rendezvous::step(ReconnectHandler& links) {
   accept_all();
   serve_inbounds();
   serve_outbounds();
+  start_outbounds();  // those that may start now: requested by the peer, or after the first socket has found an address
   std::erase_if(outbounds_, [this](const Outbound& outbound) {
-    const std::vector<bool>& lost = peers_[outbound.peer].lost;
-    if (outbound.probe) return std::find(lost.begin(), lost.end(), true) == lost.end();
+    const Peer& peer = peers_[outbound.peer];
+    if (outbound.probe) return peer.missing == 0 && std::find(peer.lost.begin(), peer.lost.end(), true) == peer.lost.end();
     return outbound.state == Outbound::State::done;
   });
   // Last, because the links call forget() in turn.
+  report_made();
+  report_unreachable();
+  links_ = nullptr;
+}
+
+void Rendezvous::report_made() {
+  for (const std::size_t at : std::exchange(made_, {})) {
+    std::erase_if(inbounds_.unproven, [&](const Inbound& inbound) { return inbound.requests && inbound.peer == at; });
+    if (!peers_[at].ended) links_->open(take_sockets(peers_[at]));
+  }
+}
+
+void Rendezvous::report_unreachable() {
   while (!unreachable_.empty()) {
     const auto [rank, why] = std::move(unreachable_.back());
     unreachable_.pop_back();
+    const bool made = peers_[find(rank)].made;
     forget(rank);
-    links.on_peer_lost(rank, why);
+    if (made) {
+      links_->on_peer_lost(rank, why.message());
+    } else {
+      links_->on_not_connected(rank, why);
+    }
   }
-  links_ = nullptr;
 }
 
 void Rendezvous::leave_to_parent() noexcept {
@@ -170,7 +210,8 @@ void Rendezvous::watch(const Descriptor& socket, std::uint32_t events) noexcept 
 
 // The first socket finds an address that works; the other sockets use the same one.
 bool Rendezvous::may_start(const Outbound& outbound) const noexcept {
-  return reconnecting() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
+  const Peer& peer = peers_[outbound.peer];
+  return peer.made || outbound.index == 0 || (!peer.sockets.sockets.empty() && peer.sockets.sockets[0].socket.valid());
 }
 
 void Rendezvous::wait(bool block, Clock::time_point until) {
@@ -212,8 +253,8 @@ bool Rendezvous::send_next(int socket, const Hello& next, std::string& records) 
 }
 
 // Fills in what has arrived on the connection that is about to be replaced. False where its link has ended.
-bool Rendezvous::fill_in_received(Hello& hello, std::size_t index) {
-  if (!reconnecting()) return true;
+bool Rendezvous::fill_in_received(const Peer& peer, Hello& hello, std::size_t index) {
+  if (!peer.made) return true;
   const auto received = links_->give_up(static_cast<int>(hello.to_rank), index);
   hello.received = received.value_or(0);
   return received.has_value();
@@ -231,7 +272,7 @@ Connection Rendezvous::connection(Descriptor socket, std::string_view records, b
 // A peer that did not receive the acceptance repeats the handshake; it uses the new connection.
 void Rendezvous::complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
   unwatch(made.socket);
-  if (reconnecting()) {
+  if (peer.made) {
     peer.lost[index] = false;
     peer.denied.clear();
     // The peer's host has answered: its silence counts from now on.
@@ -243,11 +284,22 @@ void Rendezvous::complete(Peer& peer, std::size_t index, Connection made, std::u
     return;
   }
   if (accepts_from(peer) && rails_.empty()) remember_address(peer, made.socket);
+  peer.sockets.sockets.resize(sockets_per_peer());
   const bool again = peer.sockets.sockets[index].socket.valid();
   peer.sockets.sockets[index] = std::move(made);
   if (again) return;
   --peer.missing;
-  --missing_;
+  if (peer.where.at_start) --missing_;
+  if (peer.missing == 0 && startup_has_ended()) made_.push_back(static_cast<std::size_t>(&peer - peers_.data()));
+}
+
+// All sockets of the peer are connected: from now on the link has them, and each is only replaced.
+PeerSockets Rendezvous::take_sockets(Peer& peer) {
+  peer.made = true;
+  peer.lost.resize(sockets_per_peer());
+  PeerSockets sockets = std::move(peer.sockets);
+  peer.sockets = {sockets.rank, sockets.address, {}};
+  return sockets;
 }
 
 // Of the addresses of a peer that has connected, the one from which it came is most likely to work.
@@ -261,15 +313,19 @@ void Rendezvous::remember_address(Peer& peer, const Descriptor& socket) {
   }
 }
 
-// Sets failure_ where a rank of the same job was started with other settings: waiting would not help.
+// Fails where a rank of the same job was started with other settings: waiting would not help.
 bool Rendezvous::check_settings(const Hello& theirs) {
   const auto differ = [&](std::string_view what, auto their_value, auto own_value) {
     if (their_value == own_value) return false;
-    if (reconnecting()) return true;  // cannot differ: they were the same at startup
-    failure_ =
-        Status(StatusCode::mismatch, fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
-                                                 "same settings",
-                                                 theirs.from_rank, what, their_value, self_.from_rank, own_value));
+    Status failure(StatusCode::mismatch,
+                   fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the same settings",
+                               theirs.from_rank, what, their_value, self_.from_rank, own_value));
+    if (!startup_has_ended()) {
+      failure_ = std::move(failure);
+    } else {
+      const auto rank = static_cast<int>(theirs.from_rank);
+      if (!peers_[find(rank)].made) unreachable_.emplace_back(rank, std::move(failure));  // else they were the same before
+    }
     return true;
   };
   return !differ("wire version", theirs.version, self_.version) && !differ("a job size of", theirs.size, self_.size) &&
@@ -285,7 +341,7 @@ Status Rendezvous::timed_out() const {
   std::size_t named = 0;
   std::size_t late_ranks = 0;
   for (const Peer& peer : peers_) {
-    if (peer.missing == 0) continue;
+    if (peer.missing == 0 || !peer.where.at_start) continue;
     if (++late_ranks > kMaxNamedRanks) continue;
     ++named;
     if (!text.empty()) text += "; ";

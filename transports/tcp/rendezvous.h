@@ -1,4 +1,4 @@
-// Connecting to all peers at once, and authenticating them.
+// Connecting to peers, at startup, on request and after a loss, and authenticating them.
 #pragma once
 
 #include <poll.h>
@@ -32,6 +32,7 @@ using Identity = Hello;
 
 struct PeerAddress {
   int rank = 0;
+  bool at_start = true;                  ///< connect_all() connects it; otherwise request() does
   std::vector<SocketAddress> addresses;  ///< best first; not empty. With rails: one for each, in the order of this rank's own
                                          ///< ones
 };
@@ -58,6 +59,15 @@ struct RecordReader {
   }
 };
 
+/// False where not all of it has left: errno says why.
+inline bool send_record(int socket, const HelloRecord& record) noexcept {
+  ssize_t n = 0;
+  do {
+    n = ::send(socket, record.data(), record.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n == static_cast<ssize_t>(record.size());
+}
+
 // A connection to this rank that has not finished its handshake.
 struct Inbound {
   Descriptor socket;
@@ -66,13 +76,14 @@ struct Inbound {
   std::string records;   // of its handshake; empty before a valid greeting
   std::size_t peer = 0;  // valid after the greeting
   std::size_t index = 0;
+  bool requests = false;  // it has sent a request, and stays open until that is fulfilled
 
   [[nodiscard]] bool greeted() const noexcept { return !records.empty(); }
 };
 
 inline constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
 
-// A connection that this rank makes. A probe only shows whether the peer's process still listens.
+// A connection that this rank makes. A probe only shows whether the peer's process still listens, and may bring a request.
 struct Outbound {
   enum class State { waiting, connecting, replying, accepting, probing, done };
   std::size_t peer = 0;
@@ -85,7 +96,7 @@ struct Outbound {
   std::string records;  // of the handshake so far
   std::chrono::milliseconds retry = kFirstRetry;
   bool probe = false;
-  bool sent_byte = false;   // this probe has sent its byte
+  bool sent_byte = false;   // this probe has sent its byte, or its request
   bool reached = false;     // this try: the host has taken the connection
   std::size_t hops = 0;     // number of rails that were left for the next one
   std::size_t place = 0;    // of this try: index of the peer's address
@@ -97,8 +108,10 @@ struct Outbound {
 struct Peer {
   PeerAddress where;
   bool ended = false;
-  std::vector<bool> lost;  // by socket index, after startup
-  PeerSockets sockets;
+  bool requested = false;  // by this rank or the peer; always at startup
+  bool made = false;       // all of its sockets have been connected: from now on they are replaced
+  std::vector<bool> lost;  // by socket index, after that
+  PeerSockets sockets;     // before that
   std::size_t missing = 0;
   std::size_t address = 0;   // index of the address in use
   std::vector<bool> denied;  // by address: no process listens there, by all tries since the last other outcome
@@ -107,10 +120,10 @@ struct Peer {
 
 inline std::string error_text(int error) { return std::generic_category().message(error); }
 
-/// Connects to all peers at once, and later again where a connection is lost: the higher rank connects, the lower accepts. A
-/// connection is a peer's only when the job id fits and both sides have proven that they hold the key; all other connections
-/// are dropped, limited in number and time, and counted in the error and in refusals(). Accepting and connecting lie in files
-/// of their own. Thread rule: one thread at a time.
+/// Connects to peers at startup, to others when they are requested, and again where a connection is lost: always the higher
+/// rank connects, the lower accepts. A connection is a peer's only when the job id fits and both sides have proven that they
+/// hold the key; all other connections are dropped, limited in number and time, and counted in the error and in refusals().
+/// Accepting and connecting lie in files of their own. Thread rule: one thread at a time.
 class Rendezvous {
  public:
   /// `listeners` are non-blocking and listen. `rails`: own addresses, each on a network of its own; the sockets to a peer use
@@ -119,13 +132,17 @@ class Rendezvous {
   Rendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
              std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
 
-  /// Returns when every socket has finished its handshake. Connections that are refused or dropped are tried again until the
-  /// deadline. The result has the order of `peers`.
+  /// Returns when every socket of the peers at_start has finished its handshake. Connections that are refused or dropped are
+  /// tried again until the deadline. The result has the order of `peers`.
   /// Errors: timeout naming each missing rank and why; mismatch where a rank of this job has other settings.
   Result<std::vector<PeerSockets>> connect_all(ConnectDeadline time_limit);
 
   // After connect_all(); nothing blocks.
 
+  /// Connects to a peer that was not connected at startup: links.open() or links.on_not_connected() tells the outcome. Where
+  /// the peer has to connect, it is sent a request: now, or a little later where it requests the connection itself
+  /// (`peer_too`).
+  void request(int rank, bool peer_too);
   /// A connection is lost: connects again, or waits for the peer to do so and meanwhile checks that it is alive. No effect
   /// where that is in progress. `silent_since`: start of the silence of the peer's host.
   void reconnect(int rank, std::size_t socket_index, TimePoint silent_since);
@@ -143,10 +160,14 @@ class Rendezvous {
   using Clock = std::chrono::steady_clock;
 
   Hello hello(HelloKind kind, int to_rank, std::size_t index) const noexcept;
-  // Startup has ended: sockets are only replaced.
-  [[nodiscard]] bool reconnecting() const noexcept { return links_ != nullptr; }
+  [[nodiscard]] bool startup_has_ended() const noexcept { return links_ != nullptr; }
   [[nodiscard]] bool accepts_from(const Peer& peer) const noexcept;
   [[nodiscard]] std::size_t find(int rank) const noexcept;
+  [[nodiscard]] std::size_t sockets_per_peer() const noexcept { return self_.sockets + std::size_t{1}; }
+  void connect_first(std::size_t peer);
+  void send_request(std::size_t peer, Clock::time_point when);
+  void report_made();
+  void report_unreachable();
   void watch(const Descriptor& socket, std::uint32_t events) noexcept;
   void unwatch(const Descriptor& socket) noexcept { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr); }
   bool may_start(const Outbound& outbound) const noexcept;
@@ -161,6 +182,9 @@ class Rendezvous {
   bool serve(Inbound& inbound, Clock::time_point now);
   bool greet(Inbound& inbound, const std::optional<Hello>& theirs);
   bool confirm(Inbound& inbound, const std::optional<Hello>& theirs);
+  bool take_request(Inbound& inbound, const Hello& theirs);
+  [[nodiscard]] bool still_requests(Inbound& inbound, Clock::time_point now) const noexcept;
+  void fail_accepting();
 
   // Connecting side: rendezvous_connecting.cc
   void start_outbounds();
@@ -182,8 +206,9 @@ class Rendezvous {
 
   // Both sides
   bool send_next(int socket, const Hello& next, std::string& records) const;
-  bool fill_in_received(Hello& hello, std::size_t index);
+  bool fill_in_received(const Peer& peer, Hello& hello, std::size_t index);
   Connection connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const;
+  PeerSockets take_sockets(Peer& peer);
   void complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received);
   static void remember_address(Peer& peer, const Descriptor& socket);
   bool check_settings(const Hello& theirs);
@@ -201,14 +226,15 @@ class Rendezvous {
   Descriptor epoll_;
   Clock::time_point start_;
   Clock::time_point deadline_;
-  ReconnectHandler* links_ = nullptr;                     // set during step()
-  std::vector<std::pair<int, std::string>> unreachable_;  // ranks, and why
+  ReconnectHandler* links_ = nullptr;                // set during step()
+  std::vector<std::pair<int, Status>> unreachable_;  // ranks, and why
+  std::vector<std::size_t> made_;                    // peers that have become so in this step
   std::vector<Peer> peers_;
   Admission<Inbound> inbounds_;
   std::vector<Outbound> outbounds_;
   std::vector<pollfd> polled_;
-  std::size_t missing_ = 0;
-  bool paused_ = false;  // until inbounds_.accept_again(), wait_fd() does not report the listeners
+  std::size_t missing_ = 0;  // sockets of the peers at_start
+  bool paused_ = false;      // until inbounds_.accept_again(), wait_fd() does not report the listeners
   bool may_accept_ = false;
   Status failure_;
 };

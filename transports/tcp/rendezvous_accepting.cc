@@ -38,9 +38,22 @@ void Rendezvous::accept_from(int listener) {
     watch(inbound.socket, EPOLLIN);
   }
   if (inbounds_.shortage() == 0) return;
-  if (!reconnecting() && inbounds_.is_stuck(listener)) failure_ = no_descriptors(EMFILE, "accept a connection");
+  if (inbounds_.is_stuck(listener)) fail_accepting();
   pause_listening();
   inbounds_.drop_one();
+}
+
+// No connection can be accepted, now or later.
+void Rendezvous::fail_accepting() {
+  Status why = no_descriptors(EMFILE, "accept a connection");
+  if (!startup_has_ended()) {
+    failure_ = std::move(why);
+    return;
+  }
+  for (const Peer& peer : peers_) {
+    if (peer.requested && !peer.ended && peer.missing > 0 && accepts_from(peer))
+      unreachable_.emplace_back(peer.where.rank, why);
+  }
 }
 
 // A connection that cannot be accepted would keep wait_fd() readable, and its caller awake, until there are descriptors
@@ -65,6 +78,7 @@ void Rendezvous::serve_inbounds() {
 
 // False where the connection is finished: it became a peer's, or was dropped.
 bool Rendezvous::serve(Inbound& inbound, Clock::time_point now) {
+  if (inbound.requests) return still_requests(inbound, now);
   int error = 0;
   switch (inbound.reader.read(inbound.socket.get(), error)) {
     case RecordReader::Outcome::more:
@@ -84,10 +98,12 @@ bool Rendezvous::serve(Inbound& inbound, Clock::time_point now) {
 
 bool Rendezvous::greet(Inbound& inbound, const std::optional<Hello>& theirs) {
   const auto refuse = [&](std::string_view why) { return inbounds_.refuse(why), false; };
-  if (!theirs || theirs->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
+  const bool requests = theirs && theirs->kind == HelloKind::request;
+  if (!theirs || (theirs->kind != HelloKind::greet && !requests)) return refuse("it does not speak shoal's protocol");
   if (theirs->job_id != self_.job_id) return refuse("it belongs to another job");
   if (!is_proven(inbound.reader.bytes, key_)) return refuse("it does not hold the job's key");
   if (theirs->to_rank != self_.from_rank) return refuse(fmt::format("it is for rank {}", theirs->to_rank));
+  if (requests) return take_request(inbound, *theirs);
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
     return p.sockets.rank == static_cast<int>(theirs->from_rank) && theirs->from_rank > self_.from_rank;
   });
@@ -103,6 +119,29 @@ bool Rendezvous::greet(Inbound& inbound, const std::optional<Hello>& theirs) {
   inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
   inbound.index = theirs->socket_index;
   return true;
+}
+
+// A lower rank waits for this one to connect. The request may be a recording: then it makes a connection that the job may use
+// anyway.
+bool Rendezvous::take_request(Inbound& inbound, const Hello& theirs) {
+  const std::size_t at = find(static_cast<int>(theirs.from_rank));
+  if (at == peers_.size() || accepts_from(peers_[at]))
+    return inbounds_.refuse(fmt::format("rank {} is not expected to request a connection", theirs.from_rank)), false;
+  if (peers_[at].ended) return false;
+  request(peers_[at].where.rank, /*peer_too=*/true);
+  inbound.records = as_text(inbound.reader.bytes);
+  inbound.until = Clock::now() + kConfirmTimeout;
+  inbound.peer = at;
+  inbound.requests = true;
+  return true;
+}
+
+// The peer takes an open connection for a sign of life.
+bool Rendezvous::still_requests(Inbound& inbound, Clock::time_point now) const noexcept {
+  std::byte byte{};
+  const ssize_t got = ::recv(inbound.socket.get(), &byte, 1, MSG_DONTWAIT);
+  const bool open = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  return open && now < inbound.until && !peers_[inbound.peer].made;
 }
 
 bool Rendezvous::confirm(Inbound& inbound, const std::optional<Hello>& theirs) {
@@ -121,7 +160,7 @@ bool Rendezvous::confirm(Inbound& inbound, const std::optional<Hello>& theirs) {
   inbound.records += as_text(inbound.reader.bytes);
   Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
   // Only now: a connection that confirms is the peer's and no recording, so the peer has given the old one up.
-  if (!fill_in_received(accept, inbound.index)) return false;
+  if (!fill_in_received(peer, accept, inbound.index)) return false;
   if (send_next(inbound.socket.get(), accept, inbound.records))
     complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *theirs), theirs->received);
   return false;

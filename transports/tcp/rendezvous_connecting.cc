@@ -1,6 +1,4 @@
 // Rendezvous: making connections, at startup and again later, and probing.
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -39,20 +37,17 @@ bool is_answer(int error) noexcept {
   return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
 }
 
-// Makes the socket use the interface of that address where the system routes by source address. Returns an errno value, or 0.
-int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
-  own.set_port(0);
-  const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
-  static_cast<void>(::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on));
-  return ::bind(socket.get(), own.raw(), own.length()) == 0 ? 0 : errno;
-}
-
 }  // namespace
 
 Status Rendezvous::no_descriptors(int error, const std::string& what) const {
   std::size_t needed = 0;
-  for (const Peer& peer : peers_) needed += peer.missing;
-  return descriptor_error(what, error, fmt::format(", and needs {} more for connections with {} ranks", needed, peers_.size()));
+  std::size_t ranks = 0;
+  for (const Peer& peer : peers_) {
+    if (!peer.requested) continue;
+    needed += peer.missing;
+    ++ranks;
+  }
+  return descriptor_error(what, error, fmt::format(", and needs {} more for connections with {} ranks", needed, ranks));
 }
 
 void Rendezvous::start_outbounds() {
@@ -85,9 +80,16 @@ void Rendezvous::start(Outbound& outbound) {
   outbound.sent_byte = outbound.reached = false;
   outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!outbound.socket.valid()) {
-    if (reconnecting() && is_short_of_descriptors(errno)) return postpone(outbound, error_text(errno));
-    if (reconnecting() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, error_text(errno));
-    failure_ = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
+    const bool is_limit = errno == EMFILE || errno == ENFILE;
+    if (startup_has_ended() && is_short_of_descriptors(errno) && (peer.made || !is_limit))
+      return postpone(outbound, error_text(errno));
+    if (peer.made || !is_limit) return retry(outbound, errno, error_text(errno));
+    Status why = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
+    if (!startup_has_ended()) {
+      failure_ = std::move(why);
+    } else {
+      unreachable_.emplace_back(peer.where.rank, std::move(why));
+    }
     return;
   }
   // Two rails may be in one network, where a route by the target alone would send both by the same interface.
@@ -96,12 +98,12 @@ void Rendezvous::start(Outbound& outbound) {
     if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), error_text(error)));
   }
   // A busy rank may leave the handshake waiting for any time. If its host vanishes, the kernel has to report that.
-  if (reconnecting()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
+  if (startup_has_ended()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
   outbound.state = Outbound::State::connecting;
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
   // During startup, leaving a rail is final; later, the other rails continue while one is silent.
   const bool several_rails = rails_.size() > 1;
-  if (reconnecting() != several_rails) outbound.until = Clock::now() + (reconnecting() ? kSilentTry : kUnansweredTry);
+  if (startup_has_ended() != several_rails) outbound.until = Clock::now() + (startup_has_ended() ? kSilentTry : kUnansweredTry);
   // The last try ends when the host counts as lost.
   const auto lost_at = outbound.failing_since + lost_after_;
   if (outbound.failing_since != Clock::time_point{} && lost_at > Clock::now())
@@ -120,7 +122,7 @@ void Rendezvous::retry(Outbound& outbound, int error, std::string why) {
   outbound.socket.reset();
   outbound.reader.got = 0;
   outbound.state = Outbound::State::waiting;
-  if (reconnecting()) return retry_lost(outbound, error);
+  if (startup_has_ended()) return retry_lost(outbound, error);
   // A rail whose host has taken the connection is not known to be faulty.
   const bool leaves = rails_.empty() ? outbound.index == 0 : !is_answer(error) || error == ECONNREFUSED;
   if (leaves) leave_address(outbound);
@@ -166,8 +168,11 @@ void Rendezvous::retry_lost(Outbound& outbound, int error) {
   const bool denied = refused || (closed && now - outbound.closed_since >= kClosedLimit);
   if (denied) deny(peer, outbound.place);
   // Also where that time will have passed before the next try.
-  if (now + outbound.retry - outbound.failing_since >= lost_after_) unreachable_.emplace_back(peer.where.rank, peer.last_error);
-  if (denied || silent) leave_address(outbound);
+  if (now + outbound.retry - outbound.failing_since >= lost_after_)
+    unreachable_.emplace_back(peer.where.rank, Status(StatusCode::peer_failed, peer.last_error));
+  // Before the first connection it is not known either whether the peer's process is the one at this address.
+  const bool searches = !peer.made && rails_.empty() && outbound.index == 0;
+  if (denied || silent || searches) leave_address(outbound);
   outbound.until = refused ? now : now + outbound.retry;
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
 }
@@ -178,7 +183,7 @@ void Rendezvous::deny(Peer& peer, std::size_t place) {
   peer.denied.resize(peer.where.addresses.size());
   peer.denied[place] = true;
   const bool everywhere = std::find(peer.denied.begin(), peer.denied.end(), false) == peer.denied.end();
-  if (everywhere) unreachable_.emplace_back(peer.where.rank, peer.last_error);
+  if (everywhere) unreachable_.emplace_back(peer.where.rank, Status(StatusCode::peer_failed, peer.last_error));
 }
 
 void Rendezvous::serve_outbounds() {
@@ -206,17 +211,18 @@ void Rendezvous::serve_connecting(Outbound& outbound, Clock::time_point now) {
   const Peer& peer = peers_[outbound.peer];
   watch(outbound.socket, EPOLLIN);
   outbound.reached = error == 0;
+  outbound.records.clear();
   if (error == 0 && outbound.probe) {
+    if (!peer.made) outbound.sent_byte = send_next(socket, hello(HelloKind::request, peer.sockets.rank, 0), outbound.records);
     outbound.state = Outbound::State::probing;
     return;
   }
-  outbound.records.clear();
   Hello greeting = hello(HelloKind::greet, peer.sockets.rank, outbound.index);
   greeting.nonce = random_nonce();
   if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
   if (error != 0) return retry(outbound, error, error_text(error));
   outbound.state = Outbound::State::replying;
-  const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !reconnecting();
+  const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !peer.made;
   outbound.until = elsewhere ? now + kReplyTimeout : deadline_;
 }
 
@@ -259,7 +265,7 @@ void Rendezvous::serve_answering(Outbound& outbound, Clock::time_point now) {
   if (replying) {
     outbound.records += as_text(outbound.reader.bytes);
     Hello confirm = hello(HelloKind::confirm, peer.sockets.rank, outbound.index);
-    if (!fill_in_received(confirm, outbound.index)) return;
+    if (!fill_in_received(peer, confirm, outbound.index)) return;
     if (!send_next(outbound.socket.get(), confirm, outbound.records)) return retry(outbound, errno, error_text(errno));
     outbound.state = Outbound::State::accepting;
     return;

@@ -1,9 +1,8 @@
 #include "transports/tcp/tcp.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include "transports/common/checksum.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/link.h"
+#include "transports/tcp/listeners.h"
 #include "transports/tcp/packing_kernels.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/rendezvous.h"
@@ -23,62 +23,6 @@ constexpr std::size_t kMinTileBytes = 64;
 constexpr std::size_t kMaxTileBytes = 16 << 20;
 constexpr std::chrono::seconds kMinLostAfter{5};  // three retransmissions or probes, and a reserve
 constexpr std::chrono::hours kMaxLostAfter{240};
-constexpr int kBacklog = 4096;
-
-Result<Descriptor> bind_and_listen(const SocketAddress& address) {
-  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const auto failed = [&] { return system_error(fmt::format("tcp: listen on {}", address.to_string()), errno); };
-  if (!socket.valid()) return failed();
-  if (address.port() != 0) {
-    const int on = 1;
-    static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
-  }
-  if (::bind(socket.get(), address.raw(), address.length()) != 0 || ::listen(socket.get(), kBacklog) != 0) return failed();
-  return socket;
-}
-
-struct Listeners {
-  std::vector<Descriptor> sockets;  // one for each address
-  std::vector<SocketAddress> advertised;
-};
-
-// One address for each rail; without rails all by which this host may be reached.
-Result<std::vector<SocketAddress>> addresses_of(const TcpOptions& options) {
-  if (options.rails.empty()) return local_addresses(options.interface_or_address);
-  std::vector<SocketAddress> addresses;
-  for (const std::string& rail : options.rails) {
-    auto found = local_addresses(rail);
-    if (!found.ok()) return found.status();
-    addresses.push_back(found->front());
-  }
-  return addresses;
-}
-
-// Listens on what it advertises and nowhere else: an address that was not chosen may face another network.
-Result<Listeners> open_listeners(const TcpOptions& options) {
-  auto addresses = addresses_of(options);
-  if (!addresses.ok()) return addresses.status();
-  Listeners listeners;
-  Status failure;
-  for (SocketAddress address : *addresses) {
-    address.set_port(options.port);
-    auto socket = bind_and_listen(address);
-    if (!socket.ok()) {
-      if (!options.rails.empty()) return socket.status();  // the user has named that address
-      failure = socket.status();  // an address that is being added or removed must not block the other ones
-      continue;
-    }
-    SocketAddress bound;
-    socklen_t length = sizeof bound.storage;
-    if (::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&bound.storage), &length) != 0)
-      return system_error("tcp: getsockname", errno);
-    address.set_port(bound.port());
-    listeners.sockets.push_back(std::move(*socket));
-    listeners.advertised.push_back(address);
-  }
-  if (listeners.sockets.empty()) return failure;
-  return listeners;
-}
 
 class TcpTransport final : public Transport {
  public:
@@ -89,10 +33,16 @@ class TcpTransport final : public Transport {
   [[nodiscard]] std::string_view name() const noexcept override { return "tcp"; }
   [[nodiscard]] std::string address() const override { return join_addresses(listeners_.advertised); }
 
+  void connect_only(std::span<const int> ranks) override { only_.emplace(ranks.begin(), ranks.end()); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                                      ConnectDeadline time_limit) override {
     auto where = check(peers, addresses);
     if (!where.ok()) return where.status();
+    std::vector<std::string> first_addresses;
+    for (PeerAddress& peer : *where) {
+      peer.at_start = !only_ || std::ranges::find(*only_, peer.rank) != only_->end();
+      first_addresses.push_back(peer.addresses.front().to_string());
+    }
     Identity self;
     self.job_id = options_.job_id;
     self.from_rank = static_cast<std::uint32_t>(options_.rank);
@@ -106,14 +56,19 @@ class TcpTransport final : public Transport {
                                                    std::move(rails), options_.lost_after);
     auto connected = rendezvous->connect_all(std::move(time_limit));
     if (!connected.ok()) return connected.status();
+    const LinkShape shape{options_.tile_bytes,       options_.tiles_per_socket,
+                          options_.sockets_per_peer, options_.integrity && !options_.encryption,
+                          !options_.rails.empty(),   options_.lend_from_bytes,
+                          options_.packing,          options_.lost_after};
     std::vector<std::unique_ptr<Link>> links;
-    for (PeerSockets& peer : *connected) {
-      auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                                {options_.tile_bytes, options_.tiles_per_socket, options_.sockets_per_peer,
-                                 options_.integrity && !options_.encryption, !options_.rails.empty(), options_.lend_from_bytes,
-                                 options_.packing, options_.lost_after});
-      if (!link.ok()) return link.status();
-      links.push_back(std::move(*link));
+    auto next = connected->begin();  // in the order of the peers, but for those that are not connected
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      auto link = std::make_unique<TcpLink>(reactor_, peers[i], std::move(first_addresses[i]), shape);
+      if (next != connected->end() && next->rank == peers[i]) {
+        if (Status opened = link->open(std::move(next->address), std::move(next->sockets)); !opened.ok()) return opened;
+        ++next;
+      }
+      links.push_back(std::move(link));
     }
     const auto reconnects = reactor_->reconnect_by(std::move(rendezvous));
     if (!reconnects.ok()) return reconnects.status();
@@ -156,12 +111,13 @@ class TcpTransport final : public Transport {
                       fmt::format("tcp: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)", rank,
                                   parsed->size(), options_.rank, options_.rails.size()));
       }
-      where.push_back({rank, std::move(*parsed)});
+      where.push_back({.rank = rank, .addresses = std::move(*parsed)});
     }
     return where;
   }
 
   const TcpOptions options_;
+  std::optional<std::vector<int>> only_;  // of connect_only()
   Listeners listeners_;
   std::shared_ptr<Reactor> reactor_;
 };
@@ -184,8 +140,8 @@ Status check(const TcpOptions& options) {
                            std::chrono::duration<double>(options.lost_after).count(), kMinLostAfter.count(),
                            std::chrono::seconds(kMaxLostAfter).count()));
   }
-  if (options.tiles_per_socket < 2 || options.tiles_per_socket > 64) {
-    return bad(fmt::format("room for {} tiles per socket; 2 to 64 are possible", options.tiles_per_socket));
+  if (options.tiles_per_socket < 1 || options.tiles_per_socket > 64) {
+    return bad(fmt::format("room for {} tiles per socket; 1 to 64 are possible", options.tiles_per_socket));
   }
   return {};
 }

@@ -28,7 +28,7 @@ struct TcpOptions {
   std::uint16_t port = 0;              ///< to listen on; 0 = any free one
   int sockets_per_peer = 2;            ///< 1..16
   std::size_t tile_bytes = 128 << 10;  ///< largest payload of a tile, 64 B .. 16 MiB
-  std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 2..64
+  std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 1..64
   bool integrity = false;              ///< payloads have checksums from the start; damaged tiles are retransmitted
   bool encryption = false;             ///< all data after the handshake is encrypted and authenticated, which includes
                                        ///< integrity

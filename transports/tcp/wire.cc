@@ -66,7 +66,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes)
   Hello hello;
   hello.version = load_little<std::uint16_t>(at + 8);
   const auto kind = load_little<std::uint16_t>(at + 10);
-  if (kind < 1 || kind > 4) return {};
+  if (kind < 1 || kind > 5) return {};
   hello.kind = static_cast<HelloKind>(kind);
   hello.size = load_little<std::uint32_t>(at + 12);
   hello.job_id = load_little<std::uint64_t>(at + 16);

@@ -15,12 +15,13 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 7;
+inline constexpr std::uint16_t kWireVersion = 8;
 
 /// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms,
 /// the listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been
-/// recorded earlier; a side that confirms holds the key now, since the reply contains a new nonce.
-enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3, accept = 4 };
+/// recorded earlier; a side that confirms holds the key now, since the reply contains a new nonce. A request stands alone: it
+/// asks a rank that connects to its sender, and has not done so yet, to start.
+enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3, accept = 4, request = 5 };
 
 /// One handshake record. Each side sends its own values; the other side checks whether they match.
 struct Hello {

@@ -65,7 +65,7 @@ void HostControl::look(const KeeperClaim& claim, Time now) {
 }
 
 void HostControl::become_keeper(Time now) {
-  beat_at_ = now;
+  if (table_.ranks_of(host_).size() > 1) beat_at_ = now;  // else no rank looks at the beat
   links_.want(neighbours(host_, facts_.ended()), now, actions_);
 }
 
@@ -131,8 +131,8 @@ void HostControl::on_connected(const Endpoint& peer) {
   for (const OverlayMessage& each : facts_.all()) send(peer.host, each);
 }
 
-void HostControl::on_lost(const Endpoint& peer, bool silent, Time now) {
-  if (!links_.on_lost(peer, silent, now, actions_)) return;
+void HostControl::on_lost(const Endpoint& peer, Time::duration silent_for, Time now) {
+  if (!links_.on_lost(peer, silent_for, now, actions_)) return;
   WaitCollector::Output out;
   waits_.on_lost(peer.host, out, now);
   send_waits(out);

@@ -68,7 +68,7 @@ class HostControl {
   [[nodiscard]] std::optional<int> redirect() const noexcept;
   void on_connected(const Endpoint& peer);
   // See NeighbourLinks.
-  void on_lost(const Endpoint& peer, bool silent, Time now);
+  void on_lost(const Endpoint& peer, Time::duration silent_for, Time now);
   void on_refused(const Endpoint& peer, Time now) { links_.on_refused(peer, now, actions_); }
   void on_silent(const Endpoint& peer, Time now) { links_.on_silent(peer, now, actions_); }
   void on_unanswered(const Endpoint& peer, Time now) { links_.on_unanswered(peer, now, actions_); }

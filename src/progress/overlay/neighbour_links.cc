@@ -24,11 +24,11 @@ bool NeighbourLinks::on_connected(const Endpoint& peer, OverlayActions& out) {
   return true;
 }
 
-bool NeighbourLinks::on_lost(const Endpoint& peer, bool silent, Time now, OverlayActions& out) {
+bool NeighbourLinks::on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out) {
   const auto found = links_.find(peer.host);
   if (found == links_.end() || !found->second.up || found->second.rank != peer.rank) return false;
   found->second.up = false;
-  found->second.silent_since = silent ? now - lost_after_ : now;
+  found->second.silent_since = now - silent_for;
   try_next(peer.host, found->second, peer.rank, now, out);
   return true;
 }

@@ -32,8 +32,8 @@ class NeighbourLinks {
   void want(const std::vector<int>& hosts, Time now, OverlayActions& out);
   /// False where the connection is not wanted: the host has ended.
   bool on_connected(const Endpoint& peer, OverlayActions& out);
-  /// `silent`: it had not answered for `lost_after`. True where the host is no longer connected.
-  bool on_lost(const Endpoint& peer, bool silent, Time now, OverlayActions& out);
+  /// It had not answered for `silent_for`. True where the host is no longer connected.
+  bool on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out);
   /// The system of `peer` has answered that no process listens there.
   void on_refused(const Endpoint& peer, Time now, OverlayActions& out);
   /// The system of `peer` has not answered in the time that a connection may take.
