@@ -153,8 +153,8 @@ TEST(StragglerBytes, SmallReportsAreShortAndRoundTrip) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->sequence, 7U);
   EXPECT_EQ(back->asks, 1U);
-  EXPECT_EQ(back->absent.bits, words.absent.bits);
-  EXPECT_EQ(back->slow.bits, words.slow.bits);
+  EXPECT_EQ(back->absent, words.absent);
+  EXPECT_EQ(back->slow, words.slow);
   auto cut = StragglerDetector::to_bytes(words);
   cut.pop_back();
   EXPECT_FALSE(StragglerDetector::parse(cut));
