@@ -50,6 +50,7 @@ TEST(Hostile, JobStartsAndRunsUnderHostileConnections) {
   ::setenv("SHOAL_JOB_KEY", to_hex(random_key()).c_str(), 1);
   ::unsetenv("SHOAL_HOST_ADDRESS");          // it would limit the job to one address
   ::setenv("SHOAL_SOCKET_IFNAME", "lo", 1);  // IPv4 and, if there is one, IPv6
+  ::setenv("SHOAL_CONNECT", "all", 1);       // the number of connections to each listener is known
   const auto port = free_port("127.0.0.1");
   ASSERT_TRUE(port.ok());
   SharedState& state = SharedState::make();
@@ -67,6 +68,7 @@ TEST(Hostile, JobStartsAndRunsUnderHostileConnections) {
       std::chrono::duration<double>(time_limit).count());
   ::unsetenv("SHOAL_JOB_KEY");
   ::unsetenv("SHOAL_SOCKET_IFNAME");
+  ::unsetenv("SHOAL_CONNECT");
   for (int rank = 0; rank <= kRanks; ++rank) {
     const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
     EXPECT_EQ(outcome.output + testing::bad_end(outcome), "")

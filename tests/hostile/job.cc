@@ -31,14 +31,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSumsOfSecond = 100;  // then the second communicator counts as working
 
 /// The texts that ranks contribute to a step of the start-up, by rank. Of the first step: a rank's node, its cores, whether its
-/// peers see its end, and the configuration. Of the second: the addresses of its control links, shared memory and network.
+/// peers see its end, and the configuration. Of the second: the addresses of its control links, shared memory and network, and
+/// how many connections it may open.
 using TextsOfRanks = std::map<int, std::vector<std::string>>;
 struct Step {
   std::string_view key;
   std::size_t texts;
 };
 constexpr Step kNodes{"step/0/", 4};
-constexpr Step kAddresses{"step/1/", 3};
+constexpr Step kAddresses{"step/1/", 4};
 
 TextsOfRanks texts_of_ranks(const Step& step, std::string_view key, std::string_view value) {
   TextsOfRanks found;
