@@ -255,8 +255,7 @@ class PlanMaker {
     auto& index = plan_link_of_[static_cast<std::size_t>(peer)];
     if (index < 0) {
       index = static_cast<std::int32_t>(plan_->links.size());
-      plan_->links.push_back(
-          {static_cast<std::uint32_t>(context_.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}, {}, {}});
+      plan_->links.emplace_back().link = static_cast<std::uint32_t>(context_.link_of_rank[static_cast<std::size_t>(peer)]);
     }
     return plan_->links[static_cast<std::size_t>(index)];
   }

@@ -98,6 +98,7 @@ std::vector<std::string> run_on(const Hosts& hosts, const SharedFacts& facts, co
     ::setenv("SHOAL_OVERLAY", "1", 1);
     ::setenv("SHOAL_PROBE", "0", 1);
     ::setenv("SHOAL_FLIGHT_RECORD", "off", 1);
+    ::setenv("SHOAL_CONNECT", "all", 1);  // all ranks have equally many links for data
     CommunicatorOptions options;
     options.transports = transports;
     options.timeout = std::chrono::seconds(60);

@@ -52,6 +52,7 @@ void OverlaySimulation::to_process(Time time, int rank, std::function<void()> wh
     wake(rank);  // it looks at the board first
     what();
     act(rank);
+    sleep(rank);
   });
 }
 
@@ -95,7 +96,11 @@ void OverlaySimulation::wake(int rank) {
   }
   it.control->look(board.claim, now_);
   act(rank);
-  if (const Time next = it.control->next_time(); next != Time::max()) wake_at(rank, std::max(next, now_));
+  sleep(rank);
+}
+
+void OverlaySimulation::sleep(int rank) {
+  if (const Time next = process(rank).control->next_time(); next != Time::max()) wake_at(rank, std::max(next, now_));
 }
 
 void OverlaySimulation::act(int rank) {

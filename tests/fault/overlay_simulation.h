@@ -119,6 +119,8 @@ class OverlaySimulation {
   void wake_others(int rank);
   /// The process reads the board and does what is due.
   void wake(int rank);
+  /// Until the next thing is due.
+  void sleep(int rank);
   void act(int rank);
   void deliver(int rank, const OverlayMessage& message) { process(rank).news.push_back({now_, message}); }
   void connect(int from, int to);

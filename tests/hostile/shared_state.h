@@ -32,7 +32,7 @@ struct RecordedConnection {
   std::array<char, 80> to{};  ///< "127.0.0.1:4711", "[::1]:4711", "@00a3f" for a Unix socket
   std::atomic<std::uint64_t> inode = 0;
   std::atomic<std::size_t> bytes = 0;
-  std::array<char, 1024> text{};
+  std::array<char, 2048> text{};  // at least a message of shared memory
 };
 
 struct SharedState {

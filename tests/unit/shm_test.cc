@@ -147,6 +147,7 @@ TEST(Shm, TilesOnUnusedLinksAreFound) {
       ASSERT_TRUE(ends.send(peer, 0));
       EXPECT_TRUE(ends.woken());
       EXPECT_THAT(ends.active(), ::testing::ElementsAre(peer));
+      ASSERT_NE(ends.link(0, peer).peek(), nullptr);
       ASSERT_TRUE(ends.send(peer, 0));
       EXPECT_FALSE(ends.sleep()) << "it has not seen the second tile";
       ends.of(0).finish_wait(false);
