@@ -44,6 +44,7 @@ TEST_F(PipelineStreams, FailureOfOneRankIsNamedOnAll) {
     PipelineModel model(stage, communicator, on_streams);
     const at::Tensor images = ::torch::randn({8, kFeatures});
     check_throws<StepError>([&] { model.step(images, images, square_error); }, {"rank 1", "microbatch 2", "planted"});
+    check(fake::freed_memory_is_untouched(), "no stream wrote to memory of a message that failed");
   });
 }
 

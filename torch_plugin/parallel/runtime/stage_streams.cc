@@ -51,6 +51,11 @@ MessageEnd StageStreams::receive(Line line, const at::Tensor& tensor, int peer, 
   return start(line, Request::recv(tensor.data_ptr(), tensor.nbytes(), DataType::uint8, peer, tag), timeout);
 }
 
+void StageStreams::keep(const at::Tensor& tensor) const {
+  if (tensor.device() != device()) return;
+  for (const c10::Stream& line : lines_) guard_.recordDataPtrOnStream(tensor.storage().data_ptr(), line);
+}
+
 MessageEnd StageStreams::start(Line line, const Request& request, std::chrono::milliseconds timeout) {
   const c10::DeviceGuard here(device());
   const c10::Stream& stream = lines_[static_cast<std::size_t>(line)];

@@ -37,9 +37,11 @@ class StageStreams {
 
   [[nodiscard]] c10::Device device() const { return lines_[0].device(); }
   /// A message begins after what the current stream of the device has been given so far. `tensor`, dense and of the device,
-  /// must be kept until the end. Throws CallError.
+  /// must be kept until the end; if that is a failure, keep() it. Throws CallError.
   MessageEnd send(Line line, const at::Tensor& tensor, int peer, int tag, std::chrono::milliseconds timeout);
   MessageEnd receive(Line line, const at::Tensor& tensor, int peer, int tag, std::chrono::milliseconds timeout);
+  /// The memory of `tensor` is not reused before all lines have finished what they hold: a failed message may still use it.
+  void keep(const at::Tensor& tensor) const;
   [[nodiscard]] Status status() const { return communicator_->status(); }
 
  private:

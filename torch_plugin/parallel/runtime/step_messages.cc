@@ -59,12 +59,16 @@ void StepMessages::start() {
 
 StepMessages::~StepMessages() {
   for (Incoming& incoming : incoming_) {
-    for (Transfer& transfer : incoming.window) static_cast<void>(transfer.end.wait());
+    for (Transfer& transfer : incoming.window) let_end(transfer);
   }
-  for (MessageEnd& end : taken_) static_cast<void>(end.wait());
+  for (Transfer& transfer : taken_) let_end(transfer);
   for (auto& [cut, announcement] : announcements_) static_cast<void>(announcement.end.wait());
-  for (Transfer& transfer : sends_) static_cast<void>(transfer.end.wait());
-  if (labels_) static_cast<void>(labels_->end.wait());
+  for (Transfer& transfer : sends_) let_end(transfer);
+  if (labels_) let_end(*labels_);
+}
+
+void StepMessages::let_end(Transfer& transfer) {
+  if (!transfer.end.wait().ok() && streams_ != nullptr) streams_->keep(transfer.tensor);
 }
 
 int StepMessages::cut_of(const Action& action) { return std::min(action.stage, peer_stage(action)); }
@@ -142,8 +146,8 @@ at::Tensor StepMessages::receive(const Action& action) {
   post_ahead();
   Transfer& next = incoming.window.front();
   throw_unless_ok(next.end.precede_next());
-  if (streams_ != nullptr) taken_.push_back(next.end);
-  at::Tensor tensor = std::move(next.tensor);
+  const at::Tensor tensor = next.tensor;
+  if (streams_ != nullptr) taken_.push_back(std::move(next));
   incoming.window.pop_front();
   post_ahead();
   return tensor;
@@ -178,12 +182,12 @@ void StepMessages::send(const Action& action, const at::Tensor& tensor) {
 
 void StepMessages::release_sent() {
   std::erase_if(sends_, [](const Transfer& transfer) { return transfer.end.is_ok(); });
-  std::erase_if(taken_, [](const MessageEnd& end) { return end.is_ok(); });
+  std::erase_if(taken_, [](const Transfer& transfer) { return transfer.end.is_ok(); });
 }
 
 void StepMessages::finish() {
   for (Transfer& transfer : sends_) throw_unless_ok(transfer.end.wait());
-  for (MessageEnd& end : taken_) throw_unless_ok(end.wait());
+  for (Transfer& transfer : taken_) throw_unless_ok(transfer.end.wait());
   sends_.clear();
   taken_.clear();
 }

@@ -88,6 +88,8 @@ class StepMessages {
   MessageEnd start_receive(void* data, std::size_t bytes, int peer, int tag);
   void announce(int cut, const TensorLayout& layout, int peer);
   void learn(int cut);
+  /// Waits for the message, whose result is known otherwise.
+  void let_end(Transfer& transfer);
   void post_ahead();
 
   Communicator& communicator_;
@@ -100,7 +102,7 @@ class StepMessages {
   std::array<Incoming, 2> incoming_;           // activations, gradients
   std::map<int, Announcement> announcements_;  // to this rank, by cut
   std::deque<Transfer> sends_;
-  std::deque<MessageEnd> taken_;  // receives on streams that the host has not seen end
+  std::deque<Transfer> taken_;  // receives on streams that the host has not seen end
   std::optional<Transfer> labels_;
 };
 
