@@ -231,7 +231,7 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
   return descriptor_error(fmt::format("listen on {}", host_and_port(host, port)), error);
 }
 
-Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline) {
+Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline, bool has_listened) {
   const bool for_others = is_name_of_other_hosts(host);
   int error = ETIMEDOUT;
   auto pause = std::chrono::milliseconds(2);
@@ -266,6 +266,9 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
         return socket;
       }
     }
+    if (has_listened && error == ECONNREFUSED)
+      return Status(StatusCode::peer_failed,
+                    system_error(fmt::format("connect to {}", host_and_port(host, port)), error).message());
     startup_waits_for(unresolved.empty()
                           ? fmt::format("a connection to {} ({})", host_and_port(host, port), std::strerror(error))
                           : fmt::format("the name resolution of {} ({})", host, unresolved));

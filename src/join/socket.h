@@ -36,8 +36,10 @@ Result<int> port_of(const Descriptor& socket);
 /// system_error ("listen on 10.0.0.1:4711: Address already in use").
 Result<Descriptor> listen_on(const std::string& host, int port);
 
-/// Connects. Retries until the deadline (timeout) while the server does not listen yet.
-Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
+/// Connects. Retries until the deadline (timeout) while the server does not listen yet; where it `has_listened`, and its host
+/// answers that nobody listens there, it has ended (peer_failed).
+Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point deadline,
+                              bool has_listened = false);
 
 /// Whether the process at the other end of a Unix socket runs as the same user as this one.
 bool is_of_same_user(int socket) noexcept;

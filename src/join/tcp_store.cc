@@ -37,11 +37,11 @@ std::uint64_t random_number() {
   return device() | static_cast<std::uint64_t>(device()) << 32;
 }
 
-// Connects to the store that rank 0 serves.
-Result<StoreConnection> reach_store(const StoreAddress& address, Clock::time_point deadline) {
+// Connects to the store that rank 0 serves. `again`: it has been reached before.
+Result<StoreConnection> reach_store(const StoreAddress& address, Clock::time_point deadline, bool again) {
   const std::string where = host_and_port(address.host, address.port);
   for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
-    auto socket = connect_to(address.host, address.port, deadline);
+    auto socket = connect_to(address.host, address.port, deadline, again);
     if (!socket.ok()) return Status(socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message());
     auto made = introduce_to_store(std::move(socket).value(), address.job, address.key, random_nonce(), where, deadline);
     if (made.ok()) return made;
@@ -141,7 +141,7 @@ class TcpStore final : public Store {
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || connection_) return lost_;
     if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // a server that no longer listens has ended
-    auto made = kept_by_ ? reach_keeper(kept_by_->socket_name, address_, deadline) : reach_store(address_, deadline);
+    auto made = kept_by_ ? reach_keeper(kept_by_->socket_name, address_, deadline) : reach_store(address_, deadline, reached_);
     if (!made.ok()) return made.status();
     connection_.emplace(std::move(made).value());
     reached_ = true;
@@ -157,7 +157,7 @@ class TcpStore final : public Store {
     const auto now = Clock::now();
     auto meeting = meet_at_keeper(name, address_, now + (deadline - now) / 2);
     if (meeting.listener.valid()) {
-      auto connection = reach_store(address_, deadline);
+      auto connection = reach_store(address_, deadline, false);
       if (!connection.ok()) return connection.status();
       const StoreMember self{static_cast<std::uint32_t>(ranks.rank), static_cast<std::uint32_t>(ranks.size), client_,
                              process_name()};

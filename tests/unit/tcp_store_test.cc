@@ -292,6 +292,20 @@ TEST_F(TcpStore, LostServerFailsEveryCallAtOnce) {
   EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
+// The client has no connection when the server ends: it gave it up at a timeout.
+TEST_F(TcpStore, ServerThatRefusesLaterHasEnded) {
+  auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok());
+  EXPECT_EQ((*client)->get("never", in(milliseconds(20))).status().code(), StatusCode::timeout);
+  server->reset();
+  const auto start = Clock::now();
+  EXPECT_EQ((*client)->set("key", "value").code(), StatusCode::peer_failed);
+  EXPECT_FALSE((*client)->get("key", in(kTimeLimit)).ok());
+  EXPECT_LT(Clock::now() - start, milliseconds(2500)) << "as a server that has not started yet";
+}
+
 TEST_F(TcpStore, BadArgumentsAreRefusedBeforeSending) {
   for (const int port : {0, -1, 65536}) {
     const auto store = make_tcp_store(kHost, port, false, "job", in(kTimeLimit));
