@@ -1,16 +1,12 @@
 // The control plane of ranks that share memory: no sockets, and the same promises with many ranks, stopped ranks, no pidfds.
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <new>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -18,6 +14,7 @@
 
 #include "tests/eventually.h"
 #include "tests/fault/clauses.h"
+#include "tests/fault/fault_report.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_count.h"
@@ -26,9 +23,14 @@
 namespace shoal {
 namespace {
 
-using testing::Mentions;
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using testing::call_until_error;
+using testing::Mentions;
+using testing::now_ns;
+using testing::parse;
+using testing::Report;
+using testing::sockets_of_this_process;
+using testing::sum;
 
 constexpr int kManyRanks = 24;
 
@@ -39,65 +41,13 @@ CommunicatorOptions over_shm() {
   return options;
 }
 
-int sockets_of_this_process() {
-  int sockets = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    sockets += static_cast<int>(std::filesystem::read_symlink(entry, gone).string().starts_with("socket:"));
-  }
-  return sockets;
-}
-
-Status sum(Communicator& c, std::size_t count = 100) {
-  std::vector<float> data(count, 1);
-  return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
-}
-
 /// Shared with the ranks of a test.
 struct Facts {
   std::atomic<std::int64_t> fault_ns{0};  ///< steady clock
   std::atomic<pid_t> stopped{0};          ///< a process that is to be stopped
   std::atomic<bool> continued{false};     ///< it runs again
 };
-class SharedFacts {
- public:
-  SharedFacts() {
-    void* memory = ::mmap(nullptr, sizeof(Facts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    facts_ = new (memory) Facts();
-  }
-  ~SharedFacts() { ::munmap(facts_, sizeof(Facts)); }
-  SharedFacts(const SharedFacts&) = delete;
-  SharedFacts& operator=(const SharedFacts&) = delete;
-  Facts* operator->() const { return facts_; }
-
- private:
-  Facts* facts_;
-};
-
-std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
-
-/// Makes calls until one fails: its code, how long after the fault it failed, less the time that a thread of this program had
-/// to wait for a core, and its message.
-std::string call_until_error(Communicator& c, const SharedFacts& facts) {
-  const CoreDelay delay;
-  Status status;
-  while (status.ok()) status = sum(c);
-  const double seconds = 1e-9 * static_cast<double>(now_ns() - facts->fault_ns) - delay.allowance_s();
-  return fmt::format("{}|{}|{}", to_string(status.code()), seconds, status.message());
-}
-
-struct Report {
-  std::string code;
-  double seconds = 0;
-  std::string message;
-};
-Report parse(const std::string& text) {
-  const std::size_t one = text.find('|');
-  const std::size_t two = text.find('|', one + 1);
-  if (two == std::string::npos) return {"no report", 0, text};
-  return {text.substr(0, one), std::stod(text.substr(one + 1)), text.substr(two + 1)};
-}
+using SharedFacts = testing::SharedFacts<Facts>;
 
 TEST(HostControl, HasOneSocketOnly) {
   testing::expect_ranks(4, over_shm(), [](Communicator& c) -> std::string {
@@ -118,7 +68,7 @@ TEST(HostControl, KilledRankIsNamedByAllOthers) {
       facts->fault_ns = now_ns();
       ::kill(::getpid(), SIGKILL);
     }
-    return call_until_error(**c, facts);
+    return call_until_error(**c, facts->fault_ns);
   });
   for (int rank = 0; rank < kManyRanks; ++rank) {
     if (rank == 7) continue;
@@ -138,7 +88,7 @@ TEST(HostControl, AbortReachesAllRanks) {
       if (const Status status = sum(**c); !status.ok()) return status.to_string();
       (*c)->abort("the loss is not a number");
     }
-    return call_until_error(**c, facts);
+    return call_until_error(**c, facts->fault_ns);
   });
   for (const auto& outcome : outcomes) {
     const Report report = parse(outcome.output);
@@ -154,7 +104,7 @@ TEST(HostControl, RankThatLeavesIsNamedByThoseThatNeedIt) {
     if (!c.ok()) return c.status().to_string();
     if (const Status status = (*c)->barrier(); !status.ok()) return status.to_string();
     if (rank == 23) return "left";
-    return call_until_error(**c, facts);
+    return call_until_error(**c, facts->fault_ns);
   });
   for (int rank = 0; rank < kManyRanks - 1; ++rank) {
     const Report report = parse(outcomes[static_cast<std::size_t>(rank)].output);
@@ -174,7 +124,7 @@ TEST(HostControl, StoppedRankDelaysNoMessageToOthers) {
     if (rank == 1) {
       facts->stopped = ::getpid();
       while (!facts->continued) ::usleep(1000);
-      return call_until_error(c, facts);
+      return call_until_error(c, facts->fault_ns);
     }
     while (facts->stopped == 0) ::usleep(1000);
     if (rank == 0) ::kill(facts->stopped, SIGSTOP);
@@ -183,7 +133,7 @@ TEST(HostControl, StoppedRankDelaysNoMessageToOthers) {
     for (int k = 0; k < 600; ++k) {
       auto group = c.group(pair);
       if (!group.ok()) return group.status().to_string();
-      if (const Status status = sum(**group, 4); !status.ok()) return "group: " + status.to_string();
+      if (const Status status = sum(**group); !status.ok()) return "group: " + status.to_string();
     }
     if (rank == 0) {
       c.abort("enough");
@@ -191,7 +141,7 @@ TEST(HostControl, StoppedRankDelaysNoMessageToOthers) {
       facts->continued = true;
       ::kill(facts->stopped, SIGCONT);
     }
-    return call_until_error(c, facts);
+    return call_until_error(c, facts->fault_ns);
   });
   for (const auto& outcome : outcomes) {
     const Report report = parse(outcome.output);
@@ -244,7 +194,7 @@ TEST(HostControl, DeathWithoutPidfdIsDetected) {
       facts->fault_ns = now_ns();
       ::kill(::getpid(), SIGKILL);
     }
-    return call_until_error(**c, facts);
+    return call_until_error(**c, facts->fault_ns);
   });
   if (outcomes[1].output == "no filter") GTEST_SKIP() << "this system has no seccomp filters";
   for (const std::size_t rank : {0U, 2U}) {

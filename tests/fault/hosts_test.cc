@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,19 +10,17 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <memory>
-#include <new>
 #include <set>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "tests/fault/clauses.h"
+#include "tests/fault/fault_report.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/slack.h"
@@ -31,14 +28,18 @@
 namespace shoal {
 namespace {
 
+using testing::call_until_error;
 using testing::Mentions;
+using testing::now_ns;
+using testing::parse;
+using testing::Report;
+using testing::sockets_of_this_process;
+using testing::sum;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr double kBetweenHosts_s = 2;
 constexpr int kMostRanks = 32;
-
-std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
 /// Shared by the ranks of a test.
 struct Facts {
@@ -48,21 +49,7 @@ struct Facts {
   std::atomic<bool> done{false};
   std::array<std::atomic<pid_t>, kMostRanks> pids{};
 };
-class SharedFacts {
- public:
-  SharedFacts() {
-    void* memory = ::mmap(nullptr, sizeof(Facts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    facts_ = new (memory) Facts();
-  }
-  ~SharedFacts() { ::munmap(facts_, sizeof(Facts)); }
-  SharedFacts(const SharedFacts&) = delete;
-  SharedFacts& operator=(const SharedFacts&) = delete;
-  Facts* operator->() const { return facts_; }
-
- private:
-  Facts* facts_;
-};
+using SharedFacts = testing::SharedFacts<Facts>;
 
 /// How many ranks each host has; the ranks are numbered host by host.
 using Hosts = std::vector<int>;
@@ -112,33 +99,6 @@ std::vector<std::string> run_on(const Hosts& hosts, const SharedFacts& facts, co
 
 bool skipped(const std::vector<std::string>& outputs) { return outputs[0] == kNoHosts; }
 
-Status sum(Communicator& c) {
-  std::array<float, 64> data{};
-  return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
-}
-
-/// Makes calls until one fails: its code, how long after the fault it failed, less the time that a thread of this program had
-/// to wait for a core, and its message.
-std::string call_until_error(Communicator& c, const SharedFacts& facts) {
-  const CoreDelay delay;
-  Status status;
-  while (status.ok()) status = sum(c);
-  const double seconds = 1e-9 * static_cast<double>(now_ns() - facts->fault_ns) - delay.allowance_s();
-  return fmt::format("{}|{}|{}", to_string(status.code()), seconds, status.message());
-}
-
-struct Report {
-  std::string code;
-  double seconds = 0;
-  std::string message;
-};
-Report parse(const std::string& text) {
-  const std::size_t one = text.find('|');
-  const std::size_t two = text.find('|', one + 1);
-  if (two == std::string::npos) return {"no report", 0, text};
-  return {text.substr(0, one), std::stod(text.substr(one + 1)), text.substr(two + 1)};
-}
-
 /// Expects that all ranks but `dead` and `silent` have named one of `dead` within two seconds.
 void expect_named(const std::vector<std::string>& outputs, const std::set<int>& dead, const std::set<int>& silent = {}) {
   for (int rank = 0; rank < static_cast<int>(outputs.size()); ++rank) {
@@ -158,7 +118,7 @@ Body kill_at_once(const SharedFacts& facts, const std::vector<int>& victims) {
       facts->fault_ns = now_ns();
       for (std::size_t i = victims.size(); i-- > 0;) ::kill(facts->pids[static_cast<std::size_t>(victims[i])], SIGKILL);
     }
-    return call_until_error(c, facts);
+    return call_until_error(c, facts->fault_ns);
   };
 }
 
@@ -191,7 +151,7 @@ TEST(HostDeaths, DeathBesideComputingRanksIsNamed) {
       ::kill(::getpid(), SIGKILL);
     }
     if (c.rank() == 3 || c.rank() == 4) {
-      std::string report = call_until_error(**group, facts);
+      std::string report = call_until_error(**group, facts->fault_ns);
       if (facts->ready.fetch_add(1) == 1) facts->done = true;
       return report;
     }
@@ -230,7 +190,7 @@ TEST(HostDeaths, StandbyReplacesStoppedKeeper) {
       facts->fault_ns = now_ns();
       ::kill(::getpid(), SIGKILL);
     }
-    std::string report = call_until_error(**group, facts);
+    std::string report = call_until_error(**group, facts->fault_ns);
     if (facts->ready.fetch_add(1) == 4) {
       facts->done = true;
       ::kill(facts->pids[2], SIGCONT);
@@ -254,7 +214,7 @@ TEST(HostMessages, AbortReachesAllRanks) {
       facts->fault_ns = now_ns();
       c.abort("the loss is not a number");
     }
-    return call_until_error(c, facts);
+    return call_until_error(c, facts->fault_ns);
   });
   if (skipped(outputs)) GTEST_SKIP() << "this system lets no process have another host name";
   for (const std::string& output : outputs) {
@@ -311,15 +271,6 @@ TEST(HostMessages, LateRankIsNamedAtDeadline) {
     EXPECT_EQ(report.code, "timeout") << report.message;
     EXPECT_THAT(report.message, ::testing::HasSubstr("not in the call: rank 3")) << report.message;
   }
-}
-
-int sockets_of_this_process() {
-  int sockets = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    sockets += static_cast<int>(std::filesystem::read_symlink(entry, gone).string().starts_with("socket:"));
-  }
-  return sockets;
 }
 
 // With eight hosts a keeper has five connections with others, and the other rank of its host none.
