@@ -371,7 +371,7 @@ TEST(TcpRendezvous, ReplayedHandshakeIsRefused) {
 }
 
 TEST(TcpRendezvous, BothRanksNameDifferentSettings) {
-  const auto expect_mismatch = [](std::vector<TcpOptions> options, const std::string& what, const std::string& zero,
+  const auto expect_mismatch = [](const std::vector<TcpOptions>& options, const std::string& what, const std::string& zero,
                                   const std::string& one) {
     const auto start = Clock::now();
     const auto ends = make_group(options);
