@@ -39,7 +39,7 @@ void write_text(const char* path, const std::string& text) { std::ofstream(path)
 std::string bring_loopback_up() {
   const int socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   ifreq request{};
-  std::strcpy(request.ifr_name, "lo");
+  std::string_view("lo").copy(request.ifr_name, sizeof request.ifr_name);
   const bool up = ::ioctl(socket, SIOCGIFFLAGS, &request) == 0 && (request.ifr_flags |= IFF_UP, true) &&
                   ::ioctl(socket, SIOCSIFFLAGS, &request) == 0;
   const int error = errno;

@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -217,8 +216,9 @@ TEST(Series, SandboxListsWhatAJobHoldsAndLeaves) {
                   const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
                   sockaddr_un address{};
                   address.sun_family = AF_UNIX;
-                  std::strcpy(address.sun_path + 1, "a-name");
-                  const socklen_t size = offsetof(sockaddr_un, sun_path) + 1 + std::strlen("a-name");
+                  constexpr std::string_view kName = "a-name";
+                  kName.copy(address.sun_path + 1, kName.size());
+                  const socklen_t size = offsetof(sockaddr_un, sun_path) + 1 + kName.size();
                   if (::bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0)
                     return {StatusCode::internal, "no name"};
                   if (::fork() == 0) {  // a process outside of the job's process group, with a socket
