@@ -80,7 +80,8 @@ TEST_F(LinkMemory, DefaultLeavesFewRanksAllSlots) {
     const std::size_t before = shared_bytes();
     if (const std::string wrong = exchange_with_all(c); !wrong.empty()) return wrong;
     const std::size_t used = shared_bytes() - before;
-    return used >= 8 * kMiB ? "" : fmt::format("links take {} bytes; does all_to_all use other memory?", used);
+    // More than with the limit of 1 MiB. How many pages of a slot are used depends on the sizes of tiles.
+    return used >= 5 * kMiB ? "" : fmt::format("links take {} bytes; does all_to_all use other memory?", used);
   });
 }
 
