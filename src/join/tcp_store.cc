@@ -140,7 +140,7 @@ class TcpStore final : public Store {
   /// Connects where there is no connection. Errors: those of reach_store() and reach_keeper().
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || connection_) return lost_;
-    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // a server that no longer listens has ended
+    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // its host may not answer
     auto made = kept_by_ ? reach_keeper(kept_by_->socket_name, address_, deadline) : reach_store(address_, deadline, reached_);
     if (!made.ok()) return made.status();
     connection_.emplace(std::move(made).value());

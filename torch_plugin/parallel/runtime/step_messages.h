@@ -88,7 +88,7 @@ class StepMessages {
   MessageEnd start_receive(void* data, std::size_t bytes, int peer, int tag);
   void announce(int cut, const TensorLayout& layout, int peer);
   void learn(int cut);
-  /// Waits for the message, whose result is known otherwise.
+  /// Waits until the message has ended; one that has failed keeps its memory for the streams.
   void let_end(Transfer& transfer);
   void post_ahead();
 
