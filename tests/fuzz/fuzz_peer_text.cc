@@ -18,7 +18,7 @@
 #include "src/join/startup_exchange.h"
 #include "src/join/text_list.h"
 #include "transports/shm/message.h"
-#include "transports/shm/rendezvous.h"
+#include "transports/shm/listener.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 
@@ -55,7 +55,7 @@ void find_leader(std::string_view text) {
       std::abort();
   };
   parse(text);
-  for (const std::size_t own : {std::size_t{12}, std::size_t{24}, std::size_t{40}})
+  for (const std::size_t own : {std::size_t{12}, std::size_t{24}, std::size_t{40}, std::size_t{48}})
     parse(real.substr(0, own) + std::string(text));
 }
 

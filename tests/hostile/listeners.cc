@@ -20,8 +20,8 @@
 namespace shoal::hostile {
 namespace {
 
-// Bytes before the name of the Unix socket in an address of shared memory (AddressHead of transports/shm/rendezvous.cc).
-constexpr std::size_t kShmAddressHead = 40;
+// Bytes before the name of the Unix socket in an address of shared memory (AddressHead of transports/shm/listener.cc).
+constexpr std::size_t kShmAddressHead = 48;
 
 /// Inode of a socket -> its process.
 std::map<std::string, pid_t> sockets_of(const std::vector<pid_t>& pids) {

@@ -223,7 +223,7 @@ TEST(Shm, EndedLeaderIsReportedAtOnce) {
 
 /// Connects to the socket of an address.
 bool dial(const Descriptor& socket, const std::string& address) {
-  const std::string name = address.substr(40);  // what precedes the name has a fixed size
+  const std::string name = address.substr(48);  // what precedes the name has a fixed size
   sockaddr_un to{};
   to.sun_family = AF_UNIX;
   std::memcpy(to.sun_path, name.data(), name.size());

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
 #include <utility>
 
+#include "src/base/hash.h"
 #include "transports/shm/segment.h"
 
 namespace shoal::shm {
@@ -42,6 +44,14 @@ Status refusal_status(const Message& message) {
                      message.code <= static_cast<std::int32_t>(StatusCode::internal);
   return {known ? static_cast<StatusCode>(message.code) : StatusCode::internal, std::move(words)};
 }
+
+Status told_by(int rank, const Message& refusal) {
+  Status status = refusal_status(refusal);
+  if (status.message().find("rank ") != std::string::npos) return status;
+  return {status.code(), "rank " + std::to_string(rank) + " aborted: " + status.message()};
+}
+
+std::uint64_t hash_ranks(const std::vector<int>& ranks) { return hash_of(std::as_bytes(std::span(ranks))); }
 
 bool send_message(int socket, const Message& message, int descriptor) {
   Message copy = message;

@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include <shoal/limits.h>
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
@@ -18,7 +17,7 @@
 
 namespace shoal::shm {
 
-enum class MessageKind : std::uint32_t { hello = 1, roster = 2, welcome = 3, member = 4, ready = 5, go = 6, refusal = 7 };
+enum class MessageKind : std::uint32_t { hello = 1, late = 2, welcome = 3, member = 4, ready = 5, go = 6, refusal = 7 };
 
 /// One message. All kinds have the same layout, and use the fields that they need. Only processes of one host and one build
 /// read it, and the protocol version is checked first.
@@ -28,17 +27,16 @@ struct Message {
   MessageKind kind{};
   std::uint64_t job_id = 0;
   std::array<std::byte, 16> secret{};
-  std::int32_t rank = 0;                                  ///< hello: the sender; member: the owner of the pidfd
-  std::int32_t code = 0;                                  ///< refusal: StatusCode
-  std::uint32_t has_life = 0;                             ///< hello: a pidfd of the sender comes with it
-  std::uint32_t members = 0;                              ///< welcome: so many messages `member` follow
-  ProcessIdentity process;                                ///< hello: of the sender
-  std::uint64_t ranks_hash = 0;                           ///< hello: of the sorted list of ranks
-  std::uint64_t tile_bytes = 0;                           ///< hello
-  std::uint64_t slots = 0;                                ///< hello
-  std::uint64_t window_bytes = 0;                         ///< hello
-  std::array<std::uint8_t, kMaxHostRanks / 8> present{};  ///< roster: bit i = the i-th rank of the sorted list has joined
-  std::array<char, 512> text{};                           ///< refusal
+  std::int32_t rank = 0;           ///< hello: the sender; member: the owner of the pidfd
+  std::int32_t code = 0;           ///< refusal: StatusCode
+  std::uint32_t has_life = 0;      ///< hello: a pidfd of the sender comes with it
+  std::uint32_t members = 0;       ///< welcome: so many messages `member` follow
+  ProcessIdentity process;         ///< hello: of the sender
+  std::uint64_t ranks_hash = 0;    ///< hello: of the sorted list of ranks
+  std::uint64_t tile_bytes = 0;    ///< hello
+  std::uint64_t slots = 0;         ///< hello
+  std::uint64_t window_bytes = 0;  ///< hello
+  std::array<char, 512> text{};    ///< refusal
 };
 static_assert(std::is_trivially_copyable_v<Message>);
 
@@ -47,6 +45,10 @@ Message make_message(MessageKind kind);
 Message make_refusal(const Status& status);
 /// The reason inside a refusal.
 Status refusal_status(const Message& message);
+/// The same. A text of the system names no rank, so that of the sender is added.
+Status told_by(int rank, const Message& refusal);
+/// Hash of the ranks of a group, by which two ranks detect that their lists differ.
+std::uint64_t hash_ranks(const std::vector<int>& ranks);
 
 enum class ReceiveOutcome {
   message,

@@ -1,29 +1,32 @@
 #include "transports/shm/rendezvous.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
+#include <chrono>
 #include <utility>
 
 #include "src/base/descriptor_limit.h"
-#include "src/base/hash.h"
 #include "src/trust/admission.h"
 #include "src/trust/proof.h"
 #include "transports/shm/message.h"
+#include "transports/shm/rendezvous_tree.h"
 
 namespace shoal::shm {
 
 namespace {
 
-using Deadline = std::chrono::steady_clock::time_point;
+using Clock = std::chrono::steady_clock;
 
+/// Children of a rank. More would mean fewer steps; a rank has so many connections, and one to its parent.
+constexpr std::size_t kFanOut = 16;
 /// Limit of connections that have not sent a hello. More at once cannot all be ranks of this job.
 constexpr std::size_t kMaxUnknown = 64;
+/// After the deadline: how much earlier the neighbour of a silent rank names it than the next rank on the way.
+constexpr std::chrono::milliseconds kGrace{250};
 
 /// A connection that has not sent a hello. The hello proves the job's secret, so there is no greeting before it.
 struct Unknown {
@@ -34,163 +37,226 @@ struct Unknown {
 constexpr const char* kOtherUser =
     "; the ranks of one host share memory only as one user: run all as the same user, or set SHOAL_TRANSPORTS=tcp on all ranks";
 
-/// The start of address(), of fixed size; the name of the socket follows.
-struct AddressHead {
-  std::uint64_t magic = kSegmentMagic;
-  std::uint32_t version = kProtocolVersion;
-  std::int32_t rank = 0;
-  std::uint64_t job_id = 0;
-  std::array<std::byte, 16> secret{};
-};
-static_assert(sizeof(AddressHead) == 40, "no padding: the bytes are compared and sent");
-
-/// Hash of the ranks of the group, by which two ranks detect that their lists differ.
-std::uint64_t hash_ranks(const std::vector<int>& ranks) { return hash_of(std::as_bytes(std::span(ranks))); }
-
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   return text;
 }
 
-/// Whether the process at the other end of a Unix socket runs as the same user as this one.
-bool same_user(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof(credentials);
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
-}
-
-/// The reason in a refusal. A text of the system names no rank, so the rank that sent it is added.
-Status told_by(int rank, const Message& refusal) {
-  Status status = refusal_status(refusal);
-  if (status.message().find("rank ") != std::string::npos) return status;
-  return {status.code(), "rank " + std::to_string(rank) + " aborted: " + status.message()};
-}
-
 SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) {
   return {ranks, settings.ring, settings.window_bytes};
 }
 
-std::size_t position_of(const std::vector<int>& ranks, int rank) {
-  return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+/// Whether each rank can open the processes of all others. `own`: ProcessIdentity::space of this rank.
+bool share_processes(std::uint64_t own, std::span<const std::string> addresses, const std::vector<int>& ranks,
+                     std::size_t position, std::uint64_t job_id) {
+  if (own == 0) return false;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i == position) continue;
+    const auto address = parse_address(addresses[i], ranks[i], job_id);
+    if (!address.ok() || address->space != own) return false;
+  }
+  return true;
 }
 
-/// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; the lowest rank has a
-/// connection with each of them.
-Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
-  return descriptor_error(
-      "shm: " + what, EMFILE,
-      ", and the " + std::to_string(ranks) + " ranks of this host need " + std::to_string(ranks + 1) + " in addition");
-}
-
-/// Polls one descriptor for input, at most until the deadline.
-void wait_readable(int fd, Deadline deadline) {
-  pollfd item{fd, POLLIN, 0};
-  ::poll(&item, 1, poll_timeout_ms(deadline));
-}
-
-/// The lowest rank's side. One object lives for one call of lead_group().
-class Leader {
+/// One rank's part. One object lives for one call of meet().
+class Meeting {
  public:
-  Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
-         const RankCard& card, ConnectDeadline time_limit)
+  Meeting(Listener& listener, std::span<const std::string> addresses, const GroupSettings& settings,
+          const std::vector<int>& ranks, std::size_t position, const RankCard& card, ConnectDeadline time_limit)
       : listener_(listener),
-        secret_(secret),
+        addresses_(addresses),
         settings_(settings),
         ranks_(ranks),
+        position_(position),
         card_(card),
         time_limit_(std::move(time_limit)),
-        processes_(ranks.size()),
-        sockets_(ranks.size()),
-        ready_(ranks.size(), false) {
+        one_space_(share_processes(card.process.space, addresses, ranks, position, settings.job_id)),
+        // Pidfds of foreign processes pass through the root, so there it has to know all ranks.
+        tree_{ranks.size(), one_space_ ? kFanOut : ranks.size()},
+        children_(tree_.children(position).size()) {
     group_.lives.resize(ranks.size());
-    processes_[0] = card_.process;
-    ready_[0] = true;
   }
 
   Result<Group> run() {
-    Status status = gather();
-    if (status.ok()) status = hand_out();
-    if (status.ok()) status = await_ready();
+    Status status = start();
+    while (status.ok() && !complete_) status = step();
     if (!status.ok()) {
-      broadcast(make_refusal(status));
+      tell_all(make_refusal(status));
+      listener_.keep(take_sockets());
       return status;
     }
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (i == 0 || processes_[i].is_valid_for(processes_[0])) group_.lives[i].reset();
-    }
-    broadcast(make_message(MessageKind::go));
+    for (const Child& child : children_) send_message(child.socket.get(), make_message(MessageKind::go));
     return std::move(group_);
-  }
-  /// The connections of all ranks, and of peers without a hello.
-  std::vector<Descriptor> take_sockets() {
-    for (Unknown& unknown : unknown_.unproven) sockets_.push_back(std::move(unknown.socket));
-    return std::move(sockets_);
   }
 
  private:
-  [[nodiscard]] std::vector<int> missing() const {
+  struct Child {
+    Descriptor socket;
+    ProcessIdentity process;
+    bool welcomed = false;  ///< has the memory
+    bool ready = false;     ///< with all ranks below it
+  };
+
+  [[nodiscard]] bool is_root() const noexcept { return position_ == 0; }
+  [[nodiscard]] int own_rank() const { return ranks_[position_]; }
+  [[nodiscard]] std::size_t position_of_child(std::size_t child) const { return tree_.children(position_).first + child; }
+  [[nodiscard]] int rank_of_child(std::size_t child) const { return ranks_[position_of_child(child)]; }
+  [[nodiscard]] int parent_rank() const { return ranks_[tree_.parent(position_)]; }
+  [[nodiscard]] bool has_memory() const noexcept { return group_.segment.mapped() && members_ == 0; }
+
+  template <typename Condition>
+  [[nodiscard]] std::vector<int> children_where(Condition condition) const {
     std::vector<int> result;
-    for (std::size_t i = 1; i < ranks_.size(); ++i) {
-      if (!sockets_[i].valid()) result.push_back(ranks_[i]);
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      if (condition(children_[i])) result.push_back(rank_of_child(i));
     }
     return result;
   }
+  [[nodiscard]] std::vector<int> missing() const {
+    return children_where([](const Child& child) { return !child.socket.valid(); });
+  }
+  [[nodiscard]] bool all_joined() const {
+    return std::ranges::all_of(children_, [](const Child& child) { return child.socket.valid(); });
+  }
+  [[nodiscard]] bool all_ready() const { return std::ranges::all_of(children_, &Child::ready); }
 
-  void broadcast(const Message& message) {
-    for (const Descriptor& socket : sockets_) {
-      if (socket.valid()) send_message(socket.get(), message);  // a rank that has ended is detected when its socket is read
+  /// A neighbour that has ended is detected when its socket is read.
+  void tell_all(const Message& message) {
+    if (parent_.valid()) send_message(parent_.get(), message);
+    for (const Child& child : children_) {
+      if (child.socket.valid()) send_message(child.socket.get(), message);
     }
   }
 
-  /// Waits until every rank has sent its hello.
-  Status gather() {
-    std::vector<pollfd> items;
-    while (!missing().empty()) {
-      const bool paused = std::chrono::steady_clock::now() < unknown_.accept_again();
-      items.assign(1, {listener_, static_cast<short>(paused ? 0 : POLLIN), 0});
-      for (const Unknown& unknown : unknown_.unproven) items.push_back({unknown.socket.get(), POLLIN, 0});
-      for (std::size_t i = 1; i < sockets_.size(); ++i) {
-        if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
-      }
-      const Deadline until = paused ? std::min(time_limit_.next(), unknown_.accept_again()) : time_limit_.next();
-      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(until));
-      if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
-      if (Status status = read_members(); !status.ok()) return status;
-      if (Status status = read_unknown(); !status.ok()) return status;
-      if (count > 0 && (items[0].revents & POLLIN) != 0) {
-        if (Status status = accept_one(); !status.ok()) return status;
-      }
-      // Checked in each pass: unauthenticated connections may arrive faster than they are read.
-      if (missing().empty()) break;
-      if (std::chrono::steady_clock::now() >= time_limit_.deadline()) return late();
-      if (Status status = time_limit_.check(); !status.ok()) return status;
+  std::vector<Descriptor> take_sockets() {
+    std::vector<Descriptor> sockets;
+    sockets.push_back(std::move(parent_));
+    for (Child& child : children_) sockets.push_back(std::move(child.socket));
+    for (Unknown& unknown : unknown_.unproven) sockets.push_back(std::move(unknown.socket));
+    return sockets;
+  }
+
+  Status start() {
+    if (is_root()) {
+      auto segment = Segment::create(layout_of(settings_, ranks_.size()), settings_.job_id, &file_);
+      return segment.ok() ? take_segment(std::move(segment).value()) : segment.status();
     }
-    refuse_rest();
+    const auto where = parse_address(addresses_[tree_.parent(position_)], parent_rank(), settings_.job_id);
+    if (!where.ok()) return where.status();
+    auto dialled = dial(*where, parent_rank(), time_limit_.deadline());
+    if (!dialled.ok()) return dialled.status();
+    if (!same_user(dialled->get())) {
+      return {StatusCode::unsupported,
+              "shm: the socket of rank " + std::to_string(parent_rank()) + " belongs to another user" + kOtherUser};
+    }
+    parent_ = std::move(dialled).value();
+    return send_hello(where->secret) ? Status() : parent_gone();
+  }
+
+  bool send_hello(const std::array<std::byte, 16>& secret) const {
+    Message hello = make_message(MessageKind::hello);
+    hello.secret = secret;
+    hello.rank = own_rank();
+    hello.process = card_.process;
+    hello.job_id = settings_.job_id;
+    hello.ranks_hash = hash_ranks(ranks_);
+    hello.tile_bytes = settings_.ring.tile_bytes;
+    hello.slots = settings_.ring.slots;
+    hello.window_bytes = settings_.window_bytes;
+    const Descriptor life = one_space_ ? Descriptor() : open_own_process();
+    hello.has_life = life.valid() ? 1 : 0;
+    return send_message(parent_.get(), hello, life.get());
+  }
+
+  Status take_segment(Segment segment) {
+    group_.segment = std::move(segment);
+    group_.segment.block(position_).card = card_;
     return {};
   }
 
-  [[nodiscard]] Status late() const {
-    std::string text =
-        "shm: " + list_ranks(missing()) + " did not connect to rank " + std::to_string(ranks_[0]) + " by the deadline";
-    if (other_users_ > 0) text += kOtherUser;
-    return {StatusCode::timeout, text + unknown_.to_text()};
+  /// Waits for one event, and handles all there are.
+  Status step() {
+    if (all_joined()) refuse_rest();
+    if (Status status = hand_out(); !status.ok()) return status;
+    if (Status status = report_ready(); !status.ok() || complete_) return status;
+    bool connection_waits = false;
+    if (Status status = wait(connection_waits); !status.ok()) return status;
+    if (Status status = read_parent(); !status.ok() || complete_) return status;
+    if (Status status = read_children(); !status.ok()) return status;
+    if (Status status = read_unknown(); !status.ok()) return status;
+    if (connection_waits) {
+      if (Status status = accept_one(); !status.ok()) return status;
+    }
+    // Checked in each pass: unauthenticated connections may arrive faster than they are read.
+    return check_time();
   }
 
-  /// All ranks have joined: drops and counts all other connections, also those that wait to be accepted.
+  Status wait(bool& connection_waits) {
+    const bool paused = Clock::now() < unknown_.accept_again();
+    items_.assign(1, {listener_.socket(), static_cast<short>(paused || all_joined() ? 0 : POLLIN), 0});
+    const auto add = [this](const Descriptor& socket) {
+      if (socket.valid()) items_.push_back({socket.get(), POLLIN, 0});
+    };
+    add(parent_);
+    for (const Unknown& unknown : unknown_.unproven) add(unknown.socket);
+    for (const Child& child : children_) add(child.socket);
+    Clock::time_point until = late_ ? next_verdict() : time_limit_.next();
+    if (paused) until = std::min(until, unknown_.accept_again());
+    const int count = ::poll(items_.data(), items_.size(), poll_timeout_ms(until));
+    if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
+    connection_waits = count > 0 && (items_[0].revents & POLLIN) != 0;
+    return {};
+  }
+
+  Status check_time() {
+    if (!late_ && Clock::now() >= time_limit_.deadline()) become_late();
+    if (!late_) return time_limit_.check();
+    return verdict();
+  }
+
+  void become_late() {
+    late_ = true;
+    late_since_ = Clock::now();
+    tell_all(make_message(MessageKind::late));
+  }
+  /// When this rank names silent children, and when its parent: the neighbours of a silent rank come first.
+  [[nodiscard]] Clock::time_point children_are_named() const {
+    return late_since_ + kGrace * static_cast<int>(tree_.height(position_));
+  }
+  [[nodiscard]] Clock::time_point parent_is_named() const {
+    return late_since_ + kGrace * static_cast<int>(tree_.height(0) + tree_.depth(position_));
+  }
+  [[nodiscard]] Clock::time_point next_verdict() const { return all_ready() ? parent_is_named() : children_are_named(); }
+
+  /// After a deadline: the error, where this rank knows which ranks are missing.
+  [[nodiscard]] Status verdict() const {
+    if (!all_joined()) {
+      std::string text =
+          "shm: " + list_ranks(missing()) + " did not connect to rank " + std::to_string(own_rank()) + " by the deadline";
+      if (other_users_ > 0) text += kOtherUser;
+      return {StatusCode::timeout, text + unknown_.to_text()};
+    }
+    if (Clock::now() < next_verdict()) return {};
+    const std::string silent = list_ranks(all_ready() ? std::vector<int>{parent_rank()}
+                                                      : children_where([](const Child& child) { return !child.ready; }));
+    return {StatusCode::timeout, "shm: " + silent + " did not answer rank " + std::to_string(own_rank()) + " by the deadline"};
+  }
+
+  /// All children have joined: drops and counts all other connections, also those that wait to be accepted.
   void refuse_rest() {
-    for (std::size_t i = 0; i < kMaxUnknown; ++i) {
-      if (!unknown_.accept(listener_).valid()) break;
+    if (std::exchange(rest_refused_, true)) return;
+    for (std::size_t i = 0; i < kMaxUnknown && !children_.empty(); ++i) {
+      if (!unknown_.accept(listener_.socket()).valid()) break;
       unknown_.refuse("all ranks had joined");
     }
     for (; !unknown_.unproven.empty(); unknown_.unproven.pop_front()) unknown_.refuse("all ranks had joined");
   }
 
   Status accept_one() {
-    Descriptor socket = unknown_.accept(listener_);
+    Descriptor socket = unknown_.accept(listener_.socket());
     if (unknown_.shortage() != 0) {
-      if (unknown_.is_stuck(listener_))
-        return no_room_for_descriptors("accept a connection of " + list_ranks(missing()), ranks_.size());
+      if (unknown_.is_stuck(listener_.socket())) return no_room("accept a connection of " + list_ranks(missing()));
       unknown_.pause();
       unknown_.drop_one();
     } else if (socket.valid() && !same_user(socket.get())) {
@@ -200,6 +266,13 @@ class Leader {
       unknown_.add({std::move(socket)});
     }
     return {};
+  }
+
+  /// The error that this process has no room for descriptors: `what` failed.
+  [[nodiscard]] Status no_room(const std::string& what) const {
+    return descriptor_error("shm: " + what, EMFILE,
+                            ", and rank " + std::to_string(own_rank()) + " needs " + std::to_string(children_.size() + 2) +
+                                " in addition to share memory");
   }
 
   /// Reads hellos. A connection that is not authenticated is dropped; only a rank of this job with other settings is an
@@ -213,107 +286,89 @@ class Leader {
       unknown_.unproven.erase(unknown);
       const Message& hello = received.message;
       const bool whole = received.outcome == ReceiveOutcome::message || received.outcome == ReceiveOutcome::no_room;
-      if (!whole || hello.kind != MessageKind::hello || !same(hello.secret, secret_) || hello.job_id != settings_.job_id) {
+      if (!whole || hello.kind != MessageKind::hello || !same(hello.secret, listener_.secret()) ||
+          hello.job_id != settings_.job_id) {
         unknown_.refuse("it does not know this job's secret");
         continue;
       }
       if (received.outcome == ReceiveOutcome::no_room)
-        return no_room_for_descriptors("take the descriptors of rank " + std::to_string(hello.rank), ranks_.size());
-      const std::size_t position = position_of(ranks_, hello.rank);
-      if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
-          received.descriptors.size() != (hello.has_life != 0 ? 1U : 0U)) {
+        return no_room("take the descriptors of rank " + std::to_string(hello.rank));
+      Child* const child = child_of_rank(hello.rank);
+      if (child == nullptr || child->socket.valid() || received.descriptors.size() != (hello.has_life != 0 ? 1U : 0U)) {
         unknown_.refuse("it claims to be a rank that is not expected");
         continue;
       }
-      sockets_[position] = std::move(socket);
-      processes_[position] = hello.process;
-      if (hello.has_life != 0 && !hello.process.is_valid_for(processes_[0]))
-        group_.lives[position] = std::move(received.descriptors[0]);
+      child->socket = std::move(socket);
+      child->process = hello.process;
+      if (hello.has_life != 0 && !hello.process.is_valid_for(card_.process))
+        group_.lives[position_of_child(static_cast<std::size_t>(child - children_.data()))] =
+            std::move(received.descriptors[0]);
       if (Status status = check_settings(hello); !status.ok()) return status;
-      announce();
+      if (late_) send_message(child->socket.get(), make_message(MessageKind::late));
     }
     return {};
+  }
+
+  Child* child_of_rank(int rank) {
+    const auto position = static_cast<std::size_t>(std::ranges::lower_bound(ranks_, rank) - ranks_.begin());
+    const RendezvousTree::Range below = tree_.children(position_);
+    if (!below.contains(position) || ranks_[position] != rank) return nullptr;
+    return &children_[position - below.first];
   }
 
   [[nodiscard]] Status check_settings(const Message& hello) const {
     const auto differ = [&](const char* what, std::uint64_t theirs, std::uint64_t ours) {
       return Status(StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " has " + what + " " +
-                                              std::to_string(theirs) + ", rank " + std::to_string(ranks_[0]) + " has " +
+                                              std::to_string(theirs) + ", rank " + std::to_string(own_rank()) + " has " +
                                               std::to_string(ours) + "; use the same settings on all ranks");
     };
     if (hello.tile_bytes != settings_.ring.tile_bytes) return differ("tile_bytes", hello.tile_bytes, settings_.ring.tile_bytes);
     if (hello.slots != settings_.ring.slots) return differ("slots", hello.slots, settings_.ring.slots);
     if (hello.window_bytes != settings_.window_bytes) return differ("window_bytes", hello.window_bytes, settings_.window_bytes);
     if (hello.ranks_hash != hash_ranks(ranks_)) {
-      return {StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " and rank " + std::to_string(ranks_[0]) +
+      return {StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " and rank " + std::to_string(own_rank()) +
                                         " name different ranks as their group"};
     }
     return {};
   }
 
-  void announce() {
-    Message roster = make_message(MessageKind::roster);
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (i == 0 || sockets_[i].valid()) roster.present[i / 8] |= static_cast<std::uint8_t>(1U << (i % 8));
-    }
-    broadcast(roster);
-  }
-
-  /// Reads the messages of ranks that have joined: ready, refusal, or the end of the connection.
-  Status read_members() {
-    for (std::size_t i = 1; i < sockets_.size(); ++i) {
-      if (!sockets_[i].valid()) continue;
-      const Received received = receive_message(sockets_[i].get());
-      if (received.outcome == ReceiveOutcome::nothing) continue;
-      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::refusal) {
-        return told_by(ranks_[i], received.message);
-      }
-      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::ready &&
-          group_.segment.mapped()) {
-        ready_[i] = true;
-        continue;
-      }
-      sockets_[i] = Descriptor();
-      return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " closed its connection while connecting"};
-    }
-    return {};
-  }
-
+  /// Passes the memory to the children that have joined. Pidfds go with it, so where there are some, all must have joined.
   Status hand_out() {
-    Descriptor file;
-    Result<Segment> segment = Segment::create(layout_of(settings_, ranks_.size()), settings_.job_id, &file);
-    if (!segment.ok()) return segment.status();
-    group_.segment = std::move(segment).value();
-    group_.segment.block(0).card = card_;
-    for (std::size_t i = 1; i < sockets_.size(); ++i) {
-      const int socket = sockets_[i].get();
-      const std::vector<std::size_t> foreign = foreign_to(i);
-      Message welcome = make_message(MessageKind::welcome);
-      welcome.members = static_cast<std::uint32_t>(foreign.size());
-      bool sent = send_patiently(socket, [&] { return send_message(socket, welcome, file.get()); });
-      for (std::size_t m = 0; sent && m < foreign.size(); ++m) {
-        Message member = make_message(MessageKind::member);
-        member.rank = ranks_[foreign[m]];
-        sent = send_patiently(socket, [&] { return send_message(socket, member, group_.lives[foreign[m]].get()); });
-      }
-      if (!sent) {
-        sockets_[i] = Descriptor();
-        return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) +
-                                             " closed its connection or stopped reading while the ranks were "
-                                             "connecting"};
+    if (!has_memory() || (!one_space_ && !all_joined())) return {};
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      Child& child = children_[i];
+      if (!child.socket.valid() || std::exchange(child.welcomed, true)) continue;
+      if (!welcome(child, position_of_child(i))) {
+        child.socket = Descriptor();
+        return {StatusCode::peer_failed, "shm: rank " + std::to_string(rank_of_child(i)) +
+                                             " closed its connection or stopped reading while the ranks were connecting"};
       }
     }
     return {};
   }
 
-  /// The ranks whose processes the rank at `position` cannot open itself, and whose pidfds this rank has or can open.
-  std::vector<std::size_t> foreign_to(std::size_t position) {
+  bool welcome(const Child& child, std::size_t position) {
+    const std::vector<std::size_t> foreign = one_space_ ? std::vector<std::size_t>() : foreign_to(child, position);
+    Message message = make_message(MessageKind::welcome);
+    message.members = static_cast<std::uint32_t>(foreign.size());
+    const int socket = child.socket.get();
+    if (!send_patiently(socket, [&] { return send_message(socket, message, file_.get()); })) return false;
+    return std::ranges::all_of(foreign, [&](std::size_t other) {
+      Message member = make_message(MessageKind::member);
+      member.rank = ranks_[other];
+      return send_patiently(socket, [&] { return send_message(socket, member, group_.lives[other].get()); });
+    });
+  }
+
+  /// The ranks whose processes `child`, at `position`, cannot open itself, and whose pidfds the root has or can open.
+  std::vector<std::size_t> foreign_to(const Child& child, std::size_t position) {
     std::vector<std::size_t> foreign;
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (i == position || processes_[i].is_valid_for(processes_[position])) continue;
+      const ProcessIdentity& process = i == 0 ? card_.process : children_[i - 1].process;
+      if (i == position || process.is_valid_for(child.process)) continue;
       Descriptor& life = group_.lives[i];
       if (!life.valid() && i == 0) life = open_own_process();
-      if (!life.valid() && processes_[i].is_valid_for(processes_[0])) static_cast<void>(open_process(processes_[i], life));
+      if (!life.valid() && process.is_valid_for(card_.process)) static_cast<void>(open_process(process, life));
       if (life.valid()) foreign.push_back(i);
     }
     return foreign;
@@ -323,8 +378,7 @@ class Leader {
   template <typename Send>
   bool send_patiently(int socket, Send send) const {
     while (!send()) {
-      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) ||
-          std::chrono::steady_clock::now() >= time_limit_.deadline())
+      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || Clock::now() >= time_limit_.deadline())
         return false;
       pollfd item{socket, POLLOUT, 0};
       ::poll(&item, 1, std::min(poll_timeout_ms(time_limit_.deadline()), 10));
@@ -332,223 +386,121 @@ class Leader {
     return true;
   }
 
-  Status await_ready() {
-    while (std::find(ready_.begin(), ready_.end(), false) != ready_.end()) {
-      std::vector<pollfd> items;
-      for (std::size_t i = 1; i < sockets_.size(); ++i) items.push_back({sockets_[i].get(), POLLIN, 0});
-      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(time_limit_.next()));
-      if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
-      if (Status status = read_members(); !status.ok()) return status;
-      std::vector<int> late;
-      for (std::size_t i = 1; i < ready_.size(); ++i) {
-        if (!ready_[i]) late.push_back(ranks_[i]);
+  Status report_ready() {
+    if (reported_ || !has_memory() || !all_joined() || !all_ready()) return {};
+    reported_ = true;
+    if (!is_root()) return send_message(parent_.get(), make_message(MessageKind::ready)) ? Status() : parent_gone();
+    for (std::size_t i = 0; i < children_.size() && !one_space_; ++i) {
+      if (children_[i].process.is_valid_for(card_.process)) group_.lives[i + 1].reset();
+    }
+    group_.lives[0].reset();
+    complete_ = true;
+    return {};
+  }
+
+  /// Reads the messages of children that have joined: ready, late, refusal, or the end of the connection.
+  Status read_children() {
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      Child& child = children_[i];
+      while (child.socket.valid()) {
+        const Received received = receive_message(child.socket.get());
+        if (received.outcome == ReceiveOutcome::nothing) break;
+        const bool whole = received.outcome == ReceiveOutcome::message;
+        if (whole && received.message.kind == MessageKind::refusal) return told_by(rank_of_child(i), received.message);
+        if (whole && received.message.kind == MessageKind::late) {
+          if (!late_) become_late();
+        } else if (whole && received.message.kind == MessageKind::ready && child.welcomed) {
+          child.ready = true;
+        } else {
+          child.socket = Descriptor();
+          return {StatusCode::peer_failed,
+                  "shm: rank " + std::to_string(rank_of_child(i)) + " closed its connection while connecting"};
+        }
       }
-      if (late.empty()) break;
-      if (std::chrono::steady_clock::now() >= time_limit_.deadline()) {
-        return {StatusCode::timeout, "shm: " + list_ranks(late) + " did not map the shared memory by the deadline"};
-      }
-      if (Status status = time_limit_.check(); !status.ok()) return status;
     }
     return {};
   }
 
-  int listener_;
-  const std::array<std::byte, 16>& secret_;
+  [[nodiscard]] Status parent_gone() const {
+    return {StatusCode::peer_failed, "shm: rank " + std::to_string(parent_rank()) + " closed its connection while connecting"};
+  }
+
+  Status read_parent() {
+    while (parent_.valid() && !complete_) {
+      Received received = receive_message(parent_.get());
+      if (received.outcome == ReceiveOutcome::nothing) return {};
+      if (received.outcome == ReceiveOutcome::no_room) return no_room("take the memory of the ranks of this host");
+      if (received.outcome != ReceiveOutcome::message) return parent_gone();
+      if (Status status = take(received); !status.ok()) return status;
+    }
+    return {};
+  }
+
+  /// A message of the parent.
+  Status take(Received& received) {
+    switch (received.message.kind) {
+      case MessageKind::refusal:
+        return told_by(parent_rank(), received.message);
+      case MessageKind::late:
+        if (!late_) become_late();
+        return {};
+      case MessageKind::welcome: {
+        if (received.descriptors.size() != 1 || group_.segment.mapped()) return parent_gone();
+        file_ = std::move(received.descriptors[0]);
+        auto segment = Segment::attach(layout_of(settings_, ranks_.size()), settings_.job_id, file_);
+        if (!segment.ok()) return segment.status();
+        members_ = received.message.members;
+        return take_segment(std::move(segment).value());
+      }
+      case MessageKind::member: {
+        const auto position =
+            static_cast<std::size_t>(std::ranges::lower_bound(ranks_, received.message.rank) - ranks_.begin());
+        if (position == ranks_.size() || ranks_[position] != received.message.rank) return parent_gone();
+        if (members_ == 0 || received.descriptors.size() != 1) return parent_gone();
+        group_.lives[position] = std::move(received.descriptors[0]);
+        --members_;
+        return {};
+      }
+      case MessageKind::go:
+        if (!reported_) return parent_gone();
+        complete_ = true;
+        return {};
+      case MessageKind::hello:
+      case MessageKind::ready:
+        break;
+    }
+    return parent_gone();
+  }
+
+  Listener& listener_;
+  std::span<const std::string> addresses_;
   const GroupSettings& settings_;
   const std::vector<int>& ranks_;
+  std::size_t position_;
   const RankCard& card_;
   ConnectDeadline time_limit_;
-  std::vector<ProcessIdentity> processes_;  ///< by position, as the following
-  std::vector<Descriptor> sockets_;         ///< [0] stays invalid: this rank
-  std::vector<bool> ready_;
+  bool one_space_;  ///< all ranks can open each other's processes
+  RendezvousTree tree_;
+  std::vector<Child> children_;
+  Descriptor parent_;          ///< invalid at the root
+  Descriptor file_;            ///< the memory, to be passed on
+  std::uint32_t members_ = 0;  ///< pidfds that are still to come
+  bool reported_ = false;      ///< ready, with all ranks below
+  bool complete_ = false;
+  bool late_ = false;  ///< the deadline of a rank has passed
+  Clock::time_point late_since_;
   Admission<Unknown> unknown_{"shm", kMaxUnknown};
+  bool rest_refused_ = false;
   int other_users_ = 0;  ///< of the refused connections
+  std::vector<pollfd> items_;
   Group group_;
 };
 
-/// Connects to the leader; waits while its queue of connections is full.
-Result<Descriptor> dial(std::string_view name, int leader, Deadline deadline) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, name.data(), name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
-  for (;;) {
-    Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket.valid()) return system_error("shm: socket", errno);
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return socket;
-    if (errno != EAGAIN && errno != EINTR) {
-      const int error = errno;
-      return Status(StatusCode::peer_failed,
-                    system_error("shm: connecting to rank " + std::to_string(leader), error).message() +
-                        " (has it ended, or is it on another host or in another network namespace?)");
-    }
-    if (std::chrono::steady_clock::now() >= deadline) {
-      return Status(StatusCode::timeout, "shm: rank " + std::to_string(leader) + " accepted no connection by the deadline");
-    }
-    ::poll(nullptr, 0, std::min(poll_timeout_ms(deadline), 1));
-  }
-}
-
-/// Sends the hello of `rank`, with a pidfd of this process.
-bool send_hello(int socket, const std::array<std::byte, 16>& secret, int rank, const GroupSettings& settings,
-                const std::vector<int>& ranks, const ProcessIdentity& process) {
-  Message hello = make_message(MessageKind::hello);
-  hello.secret = secret;
-  hello.rank = rank;
-  hello.process = process;
-  hello.job_id = settings.job_id;
-  hello.ranks_hash = hash_ranks(ranks);
-  hello.tile_bytes = settings.ring.tile_bytes;
-  hello.slots = settings.ring.slots;
-  hello.window_bytes = settings.window_bytes;
-  const Descriptor life = open_own_process();
-  hello.has_life = life.valid() ? 1 : 0;
-  return send_message(socket, hello, life.get());
-}
-
-std::vector<int> missing_in(const Message& roster, const std::vector<int>& ranks) {
-  std::vector<int> result;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if ((roster.present[i / 8] >> (i % 8) & 1) == 0) result.push_back(ranks[i]);
-  }
-  return result;
-}
-
 }  // namespace
 
-Result<Listener> Listener::create(int rank, std::uint64_t job_id) {
-  Listener listener;
-  listener.rank_ = rank;
-  listener.job_id_ = job_id;
-  listener.secret_ = random_nonce();
-  listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.socket_.valid()) return system_error("shm: socket", errno);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  // An address without a path lets the kernel choose a free abstract name: nothing in any file system, nothing to clean up.
-  if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(sa_family_t)) != 0) {
-    return system_error("shm: bind", errno);
-  }
-  socklen_t size = sizeof(address);
-  if (::getsockname(listener.socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return system_error("shm: getsockname", errno);
-  }
-  listener.name_.assign(address.sun_path, size - offsetof(sockaddr_un, sun_path));
-  if (::listen(listener.socket_.get(), kMaxHostRanks) != 0) return system_error("shm: listen", errno);
-  return listener;
-}
-
-std::string Listener::address() const {
-  AddressHead head;
-  head.rank = rank_;
-  head.job_id = job_id_;
-  head.secret = secret_;
-  return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + name_;
-}
-
-Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uint64_t job_id) {
-  const std::string leader_text = "rank " + std::to_string(leader);
-  AddressHead head;
-  if (bytes.size() <= sizeof(head) || bytes.size() > sizeof(head) + sizeof(sockaddr_un::sun_path)) {
-    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is not an address of this transport");
-  }
-  std::memcpy(&head, bytes.data(), sizeof(head));
-  if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
-    return Status(StatusCode::invalid_argument,
-                  "shm: the address of " + leader_text + " is of another version of this transport");
-  }
-  if (head.rank != leader || head.job_id != job_id) {
-    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " +
-                                            std::to_string(head.rank) + (head.job_id == job_id ? "" : " of another job"));
-  }
-  return LeaderAddress{bytes.substr(sizeof(head)), head.secret};
-}
-
-Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, const RankCard& card,
-                         ConnectDeadline time_limit) {
-  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, card, std::move(time_limit));
-  auto group = leader.run();
-  if (!group.ok()) listener.refused_ = leader.take_sockets();
-  return group;
-}
-
-Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, const RankCard& card, ConnectDeadline time_limit) {
-  const int leader = ranks[0];
-  const std::string leader_text = "rank " + std::to_string(leader);
-  const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
-  if (!where.ok()) return where.status();
-
-  Result<Descriptor> dialled = dial(where->name, leader, time_limit.deadline());
-  if (!dialled.ok()) return dialled.status();
-  const int socket = dialled->get();
-  if (!same_user(socket))
-    return Status(StatusCode::unsupported, "shm: the socket of " + leader_text + " belongs to another user" + kOtherUser);
-  const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " closed its connection while connecting");
-  if (!send_hello(socket, where->secret, rank, settings, ranks, card.process)) return gone;
-
-  Group group;
-  group.lives.resize(ranks.size());
-  std::size_t members = 0;  // that are still to come
-  const auto tell_if_ready = [&] { return members > 0 || send_message(socket, make_message(MessageKind::ready)); };
-  std::vector<int> missing{leader};
-  for (;;) {
-    Received received = receive_message(socket);
-    if (received.outcome == ReceiveOutcome::nothing) {
-      Status vain = time_limit.check();
-      if (std::chrono::steady_clock::now() >= time_limit.deadline()) {
-        if (missing.empty()) missing.push_back(leader);
-        vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not connect by the deadline"};
-      }
-      if (!vain.ok()) {
-        send_message(socket, make_refusal(vain));  // so that all ranks name the same missing ranks
-        return vain;
-      }
-      wait_readable(socket, time_limit.next());
-      continue;
-    }
-    if (received.outcome == ReceiveOutcome::no_room) {
-      const Status status = no_room_for_descriptors("take the descriptors of the ranks of this host", ranks.size());
-      send_message(socket, make_refusal(status));
-      return status;
-    }
-    if (received.outcome != ReceiveOutcome::message) return gone;
-    switch (received.message.kind) {
-      case MessageKind::roster:
-        missing = missing_in(received.message, ranks);
-        break;
-      case MessageKind::refusal:
-        return told_by(ranks[0], received.message);
-      case MessageKind::welcome: {
-        if (received.descriptors.size() != 1) return gone;
-        Result<Segment> segment = Segment::attach(layout_of(settings, ranks.size()), settings.job_id, received.descriptors[0]);
-        if (!segment.ok()) {
-          send_message(socket, make_refusal(segment.status()));
-          return segment.status();
-        }
-        group.segment = std::move(segment).value();
-        group.segment.block(position_of(ranks, rank)).card = card;
-        members = received.message.members;
-        if (!tell_if_ready()) return gone;
-        break;
-      }
-      case MessageKind::member: {
-        const std::size_t position = position_of(ranks, received.message.rank);
-        if (position == ranks.size() || ranks[position] != received.message.rank) return gone;
-        if (members == 0 || received.descriptors.size() != 1) return gone;
-        group.lives[position] = std::move(received.descriptors[0]);
-        --members;
-        if (!tell_if_ready()) return gone;
-        break;
-      }
-      case MessageKind::go:
-        if (members > 0 || !group.segment.mapped()) return gone;
-        return group;
-      case MessageKind::hello:
-      case MessageKind::ready:
-        return gone;
-    }
-  }
+Result<Group> meet(Listener& listener, std::span<const std::string> addresses, const GroupSettings& settings,
+                   const std::vector<int>& ranks, std::size_t position, const RankCard& card, ConnectDeadline time_limit) {
+  return Meeting(listener, addresses, settings, ranks, position, card, std::move(time_limit)).run();
 }
 
 }  // namespace shoal::shm

@@ -24,7 +24,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 11;
+inline constexpr std::uint32_t kProtocolVersion = 12;
 
 /// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
 struct SegmentHeader {

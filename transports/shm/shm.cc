@@ -74,12 +74,9 @@ class ShmTransport final : public Transport {
     const Arena* const arena = Arena::instance();
     const RankCard card{bell_.name(), own_identity(), options_.single_copy ? own_mark() : ProcessMark(),
                         arena != nullptr ? arena->file() : ArenaFile()};
-    Result<Group> group = [&] {
-      if (position_ == 0) return lead_group(listener_, settings, ranks_, card, std::move(time_limit));
-      const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
-      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, card,
-                        std::move(time_limit));
-    }();
+    std::vector<std::string> by_position(ranks_.size());
+    for (std::size_t i = 0; i < peers.size(); ++i) by_position[position_of(peers[i])] = addresses[i];
+    Result<Group> group = meet(listener_, by_position, settings, ranks_, position_, card, std::move(time_limit));
     if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
     listener_ = Listener();                  // no more connections are expected
     session_ = std::make_shared<Session>(std::move(group).value(), std::move(bell_), options_.link_memory_bytes);
