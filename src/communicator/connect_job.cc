@@ -596,12 +596,14 @@ class JobStart {
   /// With how many ranks of other hosts this process can have connections for data.
   [[nodiscard]] std::size_t own_budget() const {
     constexpr std::size_t kForControl = 2;  // descriptors for each peer
-    constexpr std::size_t kForSharedMemory = 3;
+    // With few peers 3 each; with many, most are not watched by a descriptor (transports/shm/peer_watch.h).
+    constexpr std::size_t kForPeerInHost = 3;
+    constexpr std::size_t kForHost = 24;
     const auto sockets = static_cast<std::size_t>(config().sockets_per_peer) + 1;
     const auto in_host = static_cast<std::size_t>(std::ranges::count_if(
         opened_.network.peers, [&](int peer) { return parts_.topology.link_class(rank_, peer) != LinkClass::network; }));
-    return link_budget(
-        kForControl * opened_.control.peers.size() + kForSharedMemory * opened_.shm.peers.size() + sockets * in_host, sockets);
+    const std::size_t shared_memory = std::min(kForPeerInHost * opened_.shm.peers.size(), kForHost);
+    return link_budget(kForControl * opened_.control.peers.size() + shared_memory + sockets * in_host, sockets);
   }
 
   /// The smallest budget counts, since all ranks choose the same algorithms.

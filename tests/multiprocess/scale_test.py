@@ -1,11 +1,13 @@
-"""A job of 128 ranks on one host starts, sums, and needs descriptors and memory as a small job does."""
+"""Jobs of many ranks on one host start and sum, and need descriptors and memory as small jobs do."""
 import json
 import os
+import resource
 import subprocess
+
+import pytest
 
 import support
 
-RANKS = 128
 BLOCKS = 1
 MOST_DESCRIPTORS = 40
 MOST_HEAP_BYTES = 1_500_000
@@ -13,13 +15,16 @@ MOST_ADDRESS_SPACE_BYTES = 500_000_000_000
 
 
 class TestScale:
-    def test_128_ranks_start_and_sum(self):
-        command = [os.path.join(support.BUILD, "bin/shoal"), "run", "-n", str(RANKS), "--", os.path.join(support.BUILD, "bin/scaling_shoal"),
+    # While a job starts, one rank of each 128 serves the others, so it has a connection with each.
+    @pytest.mark.parametrize("ranks, open_files", ((128, 224), pytest.param(512, 256, marks=pytest.mark.long)))
+    def test_many_ranks_start_and_sum_with_few_open_files(self, ranks, open_files):
+        command = [os.path.join(support.BUILD, "bin/shoal"), "run", "-n", str(ranks), "--", os.path.join(support.BUILD, "bin/scaling_shoal"),
                    str(BLOCKS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files)))
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)  # the program checks the sums
-        assert figures["ranks"] == RANKS and figures["all_reduce_us"] > 0
+        assert figures["ranks"] == ranks and figures["all_reduce_us"] > 0
         assert figures["descriptors"] <= MOST_DESCRIPTORS
         assert figures["heap_bytes"] <= MOST_HEAP_BYTES
         assert figures["address_space_bytes"] <= MOST_ADDRESS_SPACE_BYTES
