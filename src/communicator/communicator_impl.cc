@@ -289,6 +289,7 @@ Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, s
     }
     return select(executor_->topology(), collective, forced);
   }
+  if (waits_decide(executor_->topology(), collective)) return select(executor_->topology(), collective);
   std::optional<Choice> best;
   for (const std::string_view name : kInRankOrder) {
     const auto choice = select(executor_->topology(), collective, name);

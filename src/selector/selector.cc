@@ -31,6 +31,9 @@ constexpr double kLessBusy = 1.05;
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
 constexpr double kGoesThroughWindows = 1.5;
+// Nor does it cover what a wait costs where ranks share cores (2 cores, 3 to 256 ranks, 8 bytes to 16 KiB: other algorithms
+// took 1.2 to 8 times as long as one_shot). Beyond this many bytes of all ranks, reading them takes longer than a few steps.
+constexpr std::size_t kReadsCountBytes = 2 << 20;
 // Neither does the model cover this effect on the wire, from kSendsCountBytes up: in recursive_halving a rank waits for
 // another partner at each step. It took 12 % longer than a ring, whose neighbours stay and are a tile ahead or behind (4
 // nodes, 8 MiB, 200 Mbit/s, predicted equal).
@@ -60,6 +63,8 @@ ModelCorrection favourite(const Topology& topology, const Collective& collective
     return {topology.ranks() == topology.nodes() ? "ring" : "hierarchical(ring)", kKeepsItsNeighbours,
             "close in the model; preferred because each rank keeps the same neighbours on the wire"};
   }
+  if (waits_decide(topology, collective))
+    return {"one_shot", std::numeric_limits<double>::infinity(), "preferred because ranks share cores, and each waits once"};
   if (collective.input_bytes() >= kFoldsPayBytes)
     return {kFoldsInPlace, kMayFoldInPlace, "close in the model; preferred because it folds buffers from mem_alloc in place"};
   return {"one_shot", kGoesThroughWindows, "close in the model; preferred because it uses the shared-memory fast path"};
@@ -115,6 +120,8 @@ double most_behind(const Topology& topology, const Collective& collective) {
 /// than any correction makes up for. Those with the lowest bound come first, because the fastest is probably among them.
 void predict_promising(std::vector<Candidate>& candidates, Predictions& predictions, const Topology& topology,
                        const Collective& collective) {
+  if (waits_decide(topology, collective))
+    std::erase_if(candidates, [](const Candidate& c) { return c.algorithm->name != "one_shot"; });
   const bool bounds_pay = topology.ranks() > kFewRanks;
   std::vector<std::pair<double, Candidate*>> bounds;
   for (Candidate& candidate : candidates) {
@@ -318,6 +325,13 @@ LinkCost of_class(std::span<const BandwidthClass> classes, double unit, const Li
 }
 
 }  // namespace
+
+bool waits_decide(const Topology& topology, const Collective& collective) {
+  const std::size_t bytes = collective.input_bytes();
+  return collective.kind == CollectiveKind::all_reduce && topology.nodes() == 1 && topology.cores_per_node > 0 &&
+         topology.ranks() > topology.cores_per_node && bytes < kFoldsPayBytes &&
+         static_cast<std::size_t>(topology.ranks()) * bytes <= kReadsCountBytes;
+}
 
 Topology by_class(const Topology& topology) {
   constexpr auto kNetwork = static_cast<std::size_t>(LinkClass::network);

@@ -39,11 +39,16 @@ enum class ChoiceCosts : std::uint8_t {
 /// defaults.
 Topology by_class(const Topology& topology);
 
+/// Whether the ranks of one node outnumber its cores, and one_shot is the all_reduce for that: it goes through shared windows,
+/// and a rank waits once. A wait costs a change of process, so algorithms of several steps take a multiple of the time. Where
+/// there are no windows, one_shot sends its messages one by one and is slower; but then the bits would depend on the transport.
+bool waits_decide(const Topology& topology, const Collective& collective);
+
 /// Chooses the algorithm that is the fastest in `tuned`; if `tuned` is null or was not measured around this size, the fastest
 /// in the cost model. Among those within 2 % of the fastest, the first in algorithms() wins. Rooted collectives between nodes
 /// are compared by three consecutive calls. Inside a node, without a table, direct may be up to 25 % behind, because it may
-/// fold in place, and below 32 KiB one_shot up to 50 %. A non-empty `forced_algorithm` is used regardless of its cost.
-/// Precondition: `tuned`, if not null, matches `topology`.
+/// fold in place, and below 32 KiB one_shot up to 50 %, or any more where waits_decide(). A non-empty `forced_algorithm` is
+/// used regardless of its cost. Precondition: `tuned`, if not null, matches `topology`.
 ///
 /// Pure and deterministic: every rank chooses by itself, and all choose the same if their Topologies, costs included, and
 /// tables are bitwise equal. With ChoiceCosts::classes a floating-point reduction gets the same algorithm, and its result the

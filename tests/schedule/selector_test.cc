@@ -235,6 +235,24 @@ TEST(Selector, PrefersSharedMemoryFastPaths) {
   EXPECT_NE(chosen(near, all_reduce(4 << 10)), "direct") << "copies of small messages are cheap";
 }
 
+TEST(Selector, RanksThatShareCoresTakeOneShot) {
+  const auto on = [](int ranks, double cores) {
+    Topology node = Topology::uniform(1, ranks);
+    node.cores_per_node = cores;
+    return node;
+  };
+  for (const int ranks : {3, 8, 64, 128}) {
+    for (const std::size_t bytes : {std::size_t{4}, std::size_t{1} << 10, std::size_t{8} << 10})
+      EXPECT_EQ(chosen(on(ranks, 2), all_reduce(bytes)), "one_shot") << ranks << " ranks, " << bytes << " bytes";
+  }
+  EXPECT_NE(chosen(on(256, 2), all_reduce(16 << 10)), "one_shot") << "each rank would read 4 MiB";
+  EXPECT_NE(chosen(on(64, 64), all_reduce(8 << 10)), "one_shot") << "each rank has a core";
+  const auto why = explain(on(64, 2), all_reduce(8 << 10));
+  ASSERT_TRUE(why.ok());
+  EXPECT_EQ(why->choice.algorithm->name, "one_shot");
+  EXPECT_THAT(why->reason, Mentions("one_shot", "cores"));
+}
+
 TEST(Selector, PrefersRingOverPartnerSwitches) {
   Topology far = Topology::uniform(4, 2);
   far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 200;
