@@ -17,8 +17,8 @@
 #include "src/join/job_key.h"
 #include "src/join/startup_exchange.h"
 #include "src/join/text_list.h"
-#include "transports/shm/message.h"
 #include "transports/shm/listener.h"
+#include "transports/shm/message.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 
