@@ -97,7 +97,7 @@ Result<std::vector<Listener>> published_listeners(Store& store, int port, std::c
     if (rank == kIsolated) continue;  // the isolated rank shares no memory
     const auto text = store.get(listener_key(kSecond, "shm", rank), deadline);
     if (!text.ok()) return text.status();
-    // The lowest rank of a node gathers the others. These listen too, until the lowest rank is known.
+    // Here the others are children of the lowest rank, and have none of their own. They listen too.
     listeners.push_back({"second/shm of rank " + std::to_string(rank),
                          "@" + text->substr(kShmAddressHead + 1),
                          "second/shm",

@@ -201,7 +201,7 @@ TEST(ShmArena, TileOfAPeerThatDiedBeforeBreaksTheLink) {
   if (child == 0) lend_tile(address, ends[1]);
   ::close(ends[1]);
   const int peer = 1;
-  const std::string unused = "not looked at by the lowest rank";
+  const std::string unused = "the lowest rank connects to nobody";
   const auto links = transport->connect(std::span(&peer, 1), std::span(&unused, 1),
                                         std::chrono::steady_clock::now() + std::chrono::seconds(30));
   char done = 0;

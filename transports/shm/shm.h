@@ -23,8 +23,8 @@ struct ShmOptions {
   bool single_copy = true;  ///< copy straight between the memories of processes where the system permits it; may differ
 };
 
-/// Makes the transport of this rank. The memory is an unnamed file (memfd). The lowest rank of the group creates it when all
-/// ranks have joined, and passes it over a Unix socket. So neither the size of /dev/shm nor leftovers of dead jobs matter.
+/// Makes the transport of this rank. The memory is an unnamed file (memfd). The lowest rank of the group creates it, and it is
+/// passed over Unix sockets down a tree of the ranks. So neither the size of /dev/shm nor leftovers of dead jobs matter.
 ///
 /// The group may have up to kMaxHostRanks ranks, all of one user, on one host and in one network namespace (abstract Unix
 /// sockets). Thread rule: that of Transport. Errors: invalid_argument for options out of range; system_error when descriptors
