@@ -450,7 +450,8 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Request& request, con
   const int ranks = executor_->topology().ranks();
   const int rank = executor_->rank();
   const DataType type = request.type;
-  const std::size_t numbers = average->collective.message_bytes(ranks) / size_of(type);
+  const std::size_t each = std::max<std::size_t>(size_of(type), 1);  // check() has refused types of no size
+  const std::size_t numbers = average->collective.message_bytes(ranks) / each;
   constexpr std::size_t kMostBytes = 2 * sizeof(std::int64_t);  // of the parts of a number
   if (numbers > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / kMostBytes)
     return no_memory(request, std::numeric_limits<std::size_t>::max());

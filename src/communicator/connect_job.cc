@@ -514,8 +514,9 @@ class JobStart {
         options.rails.clear();  // they may be NICs without an IP address
         made = make(options);
       }
-      if (made.ok()) target = std::move(made).value();
-      return made.status();
+      if (!made.ok()) return made.status();
+      target = std::move(made).value();
+      return {};
     };
     const bool without_rails = config().network != Network::tcp;
     if (uses_overlay()) return open(tcp::KeeperSockets::open, opened_.keeper, without_rails);
