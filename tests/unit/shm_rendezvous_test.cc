@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <mutex>
@@ -27,20 +28,28 @@ constexpr int kMiddle = 1;          // has 16 children, the last ones 31 and 32
 constexpr int kLeaf = 39;           // below 2
 constexpr milliseconds kLong{60'000};
 
-/// The first error of a rank, as the job's store tells it to ranks whose parent failed before they connected to it.
+/// What the job's store would tell: the first error of a rank, to those whose parent failed before they connected to it.
 class Cause {
  public:
-  [[nodiscard]] Status get() const {
+  bool is_told = true;  ///< false: an error must arrive by the connections
+
+  [[nodiscard]] Status get() {
+    ++looks_;
     const std::lock_guard lock(mutex_);
-    return status_;
+    return is_told ? status_ : Status();
   }
   void set(const Status& status) {
     const std::lock_guard lock(mutex_);
     if (status_.ok()) status_ = status;
   }
+  /// Returns when ranks have asked so often. Each that waits asks within 0.25 s.
+  void await_looks(int wanted) const {
+    while (looks_ < wanted) std::this_thread::sleep_for(milliseconds(10));
+  }
 
  private:
-  mutable std::mutex mutex_;
+  std::atomic<int> looks_ = 0;
+  std::mutex mutex_;
   Status status_;
 };
 
@@ -65,10 +74,11 @@ class MeetingOfThreads {
     for (std::size_t i = 0; i < kRanks; ++i) {
       if (absent.contains(ranks_[i])) continue;
       threads.emplace_back([&, i] {
+        if (i == kLeaf) cause.await_looks(waits_for_looks);
         const RankCard card{{}, processes[i], {}, {}};
-        const ConnectDeadline deadline(std::chrono::steady_clock::now() + deadlines[i], [this] { return cause_.get(); });
+        const ConnectDeadline deadline(std::chrono::steady_clock::now() + deadlines[i], [this] { return cause.get(); });
         results[i] = meet(listeners_[i], addresses, settings[i], ranks_, i, card, deadline);
-        if (!results[i].ok()) cause_.set(results[i].status());
+        if (!results[i].ok()) cause.set(results[i].status());
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -79,11 +89,12 @@ class MeetingOfThreads {
   std::vector<milliseconds> deadlines;
   std::vector<std::string> addresses;
   std::vector<ProcessIdentity> processes;
+  Cause cause;
+  int waits_for_looks = 0;  ///< the last rank begins after so many
 
  private:
   std::vector<int> ranks_;
   std::vector<Listener> listeners_;
-  Cause cause_;
 };
 
 /// Checks that all ranks but `absent` report the same error within 10 s.
@@ -142,6 +153,14 @@ TEST(ShmRendezvous, AllRanksNameMissingRankWithChildren) {
 TEST(ShmRendezvous, AllRanksNameRankWithOtherSettings) {
   MeetingOfThreads meeting;
   meeting.settings[kLeaf].ring.tile_bytes = 8192;
+  expect_all_report(meeting, {}, StatusCode::mismatch, {"rank 39", "tile_bytes", "8192", "rank 2", "4096"});
+}
+
+TEST(ShmRendezvous, RefusalReachesAllRanksByConnections) {
+  MeetingOfThreads meeting;
+  meeting.settings[kLeaf].ring.tile_bytes = 8192;
+  meeting.cause.is_told = false;
+  meeting.waits_for_looks = 4 * static_cast<int>(kRanks);  // all others have connected, and wait
   expect_all_report(meeting, {}, StatusCode::mismatch, {"rank 39", "tile_bytes", "8192", "rank 2", "4096"});
 }
 
