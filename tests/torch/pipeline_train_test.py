@@ -73,6 +73,7 @@ class TestPipelineTraining:
         check_memory(row)
         assert row["images_per_s"] > 0 and row["ranks"] == 2
 
+    @pytest.mark.long
     def test_recomputation_trains_alike_in_less_memory(self):
         options = ("--pipeline", "simple", "--partitions", "2", "--microbatches", "8", "--batch", "16", "--optimize", "memory")
         kept, _ = self.train(*options, ranks=2, steps=3)
@@ -106,6 +107,7 @@ class TestPipelineTraining:
         self.refused(["--recompute-units", "needs a pipeline", "--partitions"], "--recompute-units", "all")
         self.refused(["--recompute ", "needs a pipeline"], "--recompute", "all")
 
+    @pytest.mark.long
     def test_memory_is_predicted_with_large_parameters(self):
         # A backward has a second gradient of a layer's parameters, up to 9.4 MB here, before it adds it to the first.
         row, _ = self.train("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "4", "--batch", "8", ranks=2, model="resnet18", steps=2)
@@ -138,6 +140,7 @@ class TestPipelineTraining:
         again, _ = self.train(*slices, "--resume", self.path("saved"), ranks=4, steps=5)
         assert rest["step_loss"] == pytest.approx(again["step_loss"], rel=1e-4)
 
+    @pytest.mark.long
     def test_checkpoints_go_on_with_the_same_bits(self):
         saved = self.path("saved")
         pipelines = ("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--batch", "4", "--ddp")
@@ -161,6 +164,7 @@ class TestPipelineTraining:
         os.remove(self.path("saved/step-3/stage1-slice0.pt"))
         self.refused(["stage1-slice0.pt", "rank"], *one)
 
+    @pytest.mark.long
     def test_python_reads_checkpoints(self):
         images = numpy.random.default_rng(5).integers(0, 256, (4, 3073), dtype=numpy.uint8)
         images[:, 0] %= 10
