@@ -244,7 +244,7 @@ void StoreSession::wait_for_step(std::uint32_t number, StoreStep& step) {
   step_ = number;
   if (table_.relay != nullptr) {
     table_.relay->gave(number);
-  } else if (step.complete()) {
+  } else if (step.complete() && !table_.has_failed(step.size())) {  // else other ranks may have been told, and get no values
     step.make_answer();
     return complete_step(table_, number);
   }

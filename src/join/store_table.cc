@@ -30,6 +30,10 @@ std::vector<std::uint32_t> StoreStep::missing() const {
 
 bool StoreTable::has_news() const { return !died.empty() || !conflict.empty() || values.contains(Store::kGivenUp); }
 
+bool StoreTable::has_failed(std::size_t size) const {
+  return (!died.empty() && *died.begin() < size) || values.contains(Store::kGivenUp);
+}
+
 void StoreTable::announce() {
   for (StoreSession* const session : entered) session->announce();  // before their answers
   std::vector<StoreSession*> sessions;                              // a session that has been answered no longer waits

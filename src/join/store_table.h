@@ -75,6 +75,8 @@ struct StoreTable {
   void announce();
   /// Whether there is anything for a client that has entered to know.
   [[nodiscard]] bool has_news() const;
+  /// A start-up of `size` ranks has: one of them has died or given up.
+  [[nodiscard]] bool has_failed(std::size_t size) const;
   /// Those of 0..size-1 that rank 0 waits for: missing in the step for which it waits, else not entered.
   [[nodiscard]] std::vector<int> absent(int size) const;
 };

@@ -98,6 +98,25 @@ TEST_F(TcpStore, DeathDuringStepIsReportedAtOnce) {
   }
 }
 
+// The rank that gives the last value learns of the death as well: else it would go on alone, while the others start again.
+TEST_F(TcpStore, NoRankGetsValuesAfterOthersWereToldOfADeath) {
+  const auto make = factory();
+  const auto zero = make();
+  const auto one = make();
+  auto dies = make();
+  ASSERT_TRUE(dies->enter(2, 3).ok());
+  Status of_zero;
+  std::thread waits([&] { of_zero = zero->gather({0, "ready", 0, 3, true}, "x", in(kTimeLimit)).status(); });
+  EXPECT_EQ(dies->gather({0, "ready", 2, 3, true}, "x", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  dies.reset();
+  waits.join();
+  const Status of_one = one->gather({0, "ready", 1, 3, true}, "x", in(kTimeLimit)).status();
+  for (const Status& status : {of_zero, of_one}) {
+    EXPECT_EQ(status.code(), StatusCode::peer_failed) << status.to_string();
+    EXPECT_THAT(status.message(), Mentions("rank 2"));
+  }
+}
+
 // Rank 0, which serves the store, returns from the last step when the connection of rank 1 has ended, and not before.
 TEST_F(TcpStore, LastStepKeepsServerForOtherRanks) {
   const auto server = make(true);
