@@ -176,6 +176,7 @@ std::vector<CallMonitor::WaitMessage> CallMonitor::misses(const CallSignature& c
     return ranks;
   };
   if (to.all) add(group_.members);
+  words.asks = 0;
   add(of_job(std::move(to.told)));
   words.asks = 1;
   add(of_job(std::move(to.asked)));

@@ -126,7 +126,9 @@ bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) 
 }
 
 StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
-  Words words{sequence_, 0, set_of(late.absent), set_of(late.slow), {}};
+  // Of many ranks, those that cause the wait as far as this rank knows: whoever asks then skips the ranks in between.
+  const Verdict known = has_few_ranks() ? Verdict{late.absent, late.slow, {}} : verdict(sequence_, late);
+  Words words{sequence_, 0, set_of(known.absent), set_of(known.slow), {}};
   by_time_ = now >= tell_at_;
   asking_ |= by_time_;
   while (now >= tell_at_) {
@@ -147,8 +149,11 @@ StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
 
 StragglerDetector::Receivers StragglerDetector::receivers(const Words& words, const Late& late) {
   Receivers to;
-  to.all = has_few_ranks() || words.asks != 0;
+  const bool last = words.asks != 0;
+  to.all = has_few_ranks() || (last && ranks_ <= kMostAsked);
   if (has_few_ranks()) return to;
+  if (last) std::fill(asked_in_.begin(), asked_in_.end(), false);  // only new answers count now
+  asking_ |= last;
   if (to.all) {
     answered_ = askers_.size();  // they are among all
   } else {

@@ -26,8 +26,10 @@ struct Late {
 /// causes the wait.
 ///
 /// With more than kFewRanks, so many messages would be a storm whenever one rank is late. There a waiting rank asks the ranks
-/// for which it waits, then those for which these wait according to their answers, each once in a call. So it also finds the
-/// rank that causes the wait. Only the question before the deadline goes to all ranks.
+/// for which it waits, each once in a call. An answer names those that cause the wait as far as the answering rank knows by
+/// then; they are asked next. So each answer leads twice as far as the one before, and in a ring of P ranks each rank asks
+/// log2 P others until it knows the rank that causes the wait. The question before the deadline goes to all ranks, or with more
+/// than kMostAsked, again to those that cause the wait.
 ///
 /// Reads no clock. Thread rule: one thread at a time (the driver).
 class StragglerDetector {
@@ -59,6 +61,7 @@ class StragglerDetector {
   /// The wait message to send now.
   [[nodiscard]] Words tell(const Late& late, Clock::time_point now);
   static constexpr std::size_t kFewRanks = 16;
+  static constexpr std::size_t kMostAsked = 1024;
   /// To whom they go.
   struct Receivers {
     bool all = false;        ///< to every rank, as they are; else:

@@ -233,41 +233,91 @@ TEST(StragglerDetector, ShortDeadlineStaysShort) {
   EXPECT_EQ(call.verdict_at(kStart + 2ms), kStart + 2ms);
 }
 
-// 128 ranks in recursive doubling, of which one is late. A rank waits for a partner that waits for another one; seven wait for
-// the late rank itself. All name that one, and few messages are needed: 65,024 if each told all others.
-TEST(StragglerDetector, LateRankOfManyCausesFewMessages) {
-  constexpr int kRanks = 128;
-  constexpr int kLate = 37;
-  const auto late_for = [](int rank) {
-    const int partner = rank ^ static_cast<int>(std::bit_floor(static_cast<unsigned>(rank ^ kLate)));
-    return partner == kLate ? Late{{partner}, {}} : Late{{}, {partner}};
-  };
-  std::vector<StragglerDetector> ranks;
-  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(rank, kRanks);
-  int messages = 0;
-  for (Time now = kStart; now < kStart + 4s; now += 1ms) {
-    struct Message {
-      int from, to;
-      StragglerDetector::Words words;
-    };
-    std::vector<Message> sent;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      StragglerDetector& call = ranks[static_cast<std::size_t>(rank)];
-      if (rank == kLate || !call.due(kCall, kStart + 1h, now)) continue;
-      StragglerDetector::Words words = call.tell(late_for(rank), now);
-      const auto to = call.receivers(words, late_for(rank));
-      EXPECT_FALSE(to.all);
-      for (const int receiver : to.told) sent.push_back({rank, receiver, words});
-      words.asks = 1;
-      for (const int receiver : to.asked) sent.push_back({rank, receiver, words});
-    }
-    for (const Message& each : sent) ranks[static_cast<std::size_t>(each.to)].hear(each.from, each.words, now);
-    messages += static_cast<int>(sent.size());
+constexpr int kLate = 37;
+
+// In recursive doubling a rank waits for a partner that waits for another one; log2 P ranks wait for the late rank itself.
+Late late_in_doubling(int rank, int /*ranks*/) {
+  const int partner = rank ^ static_cast<int>(std::bit_floor(static_cast<unsigned>(rank ^ kLate)));
+  return partner == kLate ? Late{{partner}, {}} : Late{{}, {partner}};
+}
+// In a ring a rank waits for the one before it.
+Late late_in_ring(int rank, int ranks) {
+  const int before = (rank + ranks - 1) % ranks;
+  return before == kLate ? Late{{before}, {}} : Late{{}, {before}};
+}
+
+/// Ranks that all wait from kStart on because kLate is late. Messages take a millisecond.
+class ManyRanks {
+ public:
+  ManyRanks(int ranks, Late (*late)(int rank, int ranks), Time deadline) : late_(late), deadline_(deadline) {
+    for (int rank = 0; rank < ranks; ++rank) ranks_.emplace_back(rank, ranks);
   }
-  EXPECT_LE(messages, 1000);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == kLate) continue;
-    EXPECT_THAT(ranks[static_cast<std::size_t>(rank)].verdict(kCall, late_for(rank)).absent, ElementsAre(kLate)) << rank;
+
+  void run(Time from, Time until) {
+    for (Time now = from; now < until; now += 1ms) {
+      std::vector<Message> sent;
+      for (int rank = 0; rank < size(); ++rank) {
+        if (rank != kLate && ranks_[at(rank)].due(kCall, deadline_, now)) say(rank, now, sent);
+      }
+      for (const Message& each : sent) {
+        if (each.to != kLate) ranks_[at(each.to)].hear(each.from, each.words, now);
+      }
+      messages_ += static_cast<int>(sent.size());
+    }
+  }
+  [[nodiscard]] int messages() const { return messages_; }
+  void expect_late_rank_to_be_named() const {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank == kLate) continue;
+      EXPECT_THAT(ranks_[at(rank)].verdict(kCall, late_(rank, size())).absent, ElementsAre(kLate)) << rank;
+    }
+  }
+
+ private:
+  struct Message {
+    int from, to;
+    StragglerDetector::Words words;
+  };
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] int size() const { return static_cast<int>(ranks_.size()); }
+
+  void say(int rank, Time now, std::vector<Message>& sent) {
+    const Late late = late_(rank, size());
+    StragglerDetector::Words words = ranks_[at(rank)].tell(late, now);
+    const auto to = ranks_[at(rank)].receivers(words, late);
+    EXPECT_FALSE(to.all);
+    words.asks = 0;
+    for (const int receiver : to.told) sent.push_back({rank, receiver, words});
+    words.asks = 1;
+    for (const int receiver : to.asked) sent.push_back({rank, receiver, words});
+  }
+
+  Late (*const late_)(int rank, int ranks);
+  const Time deadline_;
+  std::vector<StragglerDetector> ranks_;
+  int messages_ = 0;
+};
+
+// All name the late rank, and few messages are needed: 65,024 if each told all others.
+TEST(StragglerDetector, LateRankOfManyCausesFewMessages) {
+  ManyRanks doubling(128, late_in_doubling, kStart + 1h);
+  doubling.run(kStart, kStart + 4s);
+  EXPECT_LE(doubling.messages(), 1000);
+  doubling.expect_late_rank_to_be_named();
+  ManyRanks ring(128, late_in_ring, kStart + 1h);
+  ring.run(kStart, kStart + 4s);
+  EXPECT_LE(ring.messages(), 128 * 14);
+  ring.expect_late_rank_to_be_named();
+}
+
+// Nor does the question before the deadline go to all ranks, where they are very many.
+TEST(StragglerDetector, DeadlineOfVeryManyCausesFewMessages) {
+  constexpr int kRanks = 1100;
+  for (const auto late : {late_in_doubling, late_in_ring}) {
+    ManyRanks ranks(kRanks, late, kStart + 1200ms);
+    ranks.run(kStart, kStart + 1200ms);
+    EXPECT_LE(ranks.messages(), kRanks * 60);
+    ranks.expect_late_rank_to_be_named();
   }
 }
 
