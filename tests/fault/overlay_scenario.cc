@@ -82,7 +82,6 @@ std::vector<std::string> OverlayScenario::run() {
     if (!first) first.emplace(rank, learnt);
     check_agreement(rank, learnt, first->first, first->second);
   }
-  check_stragglers();
   return complaints_;
 }
 
@@ -263,43 +262,6 @@ void OverlayScenario::check_agreement(int rank, const Learnt& learnt, int other,
     complain(fmt::format("ranks {} and {} have learnt different things: {} and {} aborts, {} and {} farewells, {} and {} ends",
                          rank, other, learnt.aborts.size(), others.aborts.size(), learnt.farewells.size(),
                          others.farewells.size(), learnt.ends.size(), others.ends.size()));
-}
-
-// All survivors but one wait, and all learn of that one.
-void OverlayScenario::check_stragglers() {
-  const int late = any_rank();
-  if (late < 0) return;
-  const RankRuns all = RankRuns::from_to(0, simulation_.ranks() - 1);
-  std::set<int> hosts;
-  std::uint32_t waiting = 0;
-  int asks = -1;
-  for (int rank = 0; rank < simulation_.ranks(); ++rank) {
-    if (!simulation_.is_alive(rank)) continue;
-    hosts.insert(simulation_.table().host_of(rank));
-    if (rank == late) continue;
-    ++waiting;
-    asks = rank;
-    simulation_.set_slot(rank, WaitSlot{{{}, 5, {}}, all, 0});
-  }
-  if (asks < 0) return;
-  simulation_.run(milliseconds(10));
-  simulation_.set_slot(asks, WaitSlot{{{}, 5, {}}, all, 1});
-  simulation_.run(seconds(1));
-  for (int rank = 0; rank < simulation_.ranks(); ++rank) {
-    if (!simulation_.is_alive(rank)) continue;
-    const WaitVerdict* verdict = nullptr;
-    for (const auto& news : simulation_.news(rank)) {
-      if (const auto* found = std::get_if<WaitVerdict>(&news.message)) verdict = found;
-    }
-    if (verdict == nullptr) {
-      complain(fmt::format("rank {} got no verdict", rank));
-      continue;
-    }
-    const WaitSummary& sum = verdict->summary;
-    if (sum.hosts != hosts.size() || sum.waiting != waiting || sum.late != 1 || sum.names.front().rank != late)
-      complain(fmt::format("rank {}: {} of {} hosts have answered, {} of {} ranks wait, {} are late", rank, sum.hosts,
-                           hosts.size(), sum.waiting, waiting, sum.late));
-  }
 }
 
 std::uint64_t OverlayScenario::hash() const {

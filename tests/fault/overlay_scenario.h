@@ -51,7 +51,6 @@ class OverlayScenario {
   /// All survivors have learnt the same, also of what only ranks of ended hosts have said.
   void check_agreement(int rank, const Learnt& learnt, int other, const Learnt& others);
   void check_keeper(int host);
-  void check_stragglers();
   void note(const std::string& kind, int who);
   void complain(const std::string& what);
   /// A rank that lives and runs; -1: there is none.

@@ -111,7 +111,6 @@ void OverlaySimulation::act(int rank) {
     if (actions.claim && *actions.claim == board.claim.term + 1) {
       board.claim = {*actions.claim, rank, 0};
       it.control->look(board.claim, now_);
-      for (const auto& [waiting, slot] : board.slots) it.control->on_wait(waiting, slot, now_);
       wake_others(rank);
     }
     if (actions.beat && board.claim.rank == rank) ++board.claim.beat;
@@ -158,19 +157,6 @@ void OverlaySimulation::leave(int rank) {
   end(rank, options_.least_delay, true);
 }
 
-void OverlaySimulation::set_slot(int rank, const std::optional<WaitSlot>& slot) {
-  Board& board = board_of(rank);
-  if (slot) {
-    board.slots[rank] = *slot;
-  } else {
-    board.slots.erase(rank);
-  }
-  const int keeper = board.claim.rank;
-  if (keeper < 0) return;
-  to_process(now_ + options_.board_delay, keeper,
-             [this, keeper, rank, slot] { process(keeper).control->on_wait(rank, slot, now_); });
-}
-
 void OverlaySimulation::kill(int rank) {
   if (process(rank).alive) end(rank, delay(), false);
 }
@@ -179,8 +165,7 @@ void OverlaySimulation::end(int rank, Duration notice, bool in_order) {
   Process& it = process(rank);
   it.alive = false;
   it.held.clear();
-  Board& board = board_of(rank);
-  board.slots.erase(rank);
+  const Board& board = board_of(rank);
   for (auto& [host, peer] : std::exchange(it.peers, {})) {
     const auto& [other, connection] = peer;
     connection->open = false;

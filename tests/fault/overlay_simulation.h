@@ -51,7 +51,6 @@ class OverlaySimulation {
   void farewell(int rank, std::uint64_t group, const std::string& history);
   /// Says goodbye and ends.
   void leave(int rank);
-  void set_slot(int rank, const std::optional<WaitSlot>& slot);
 
   // Faults.
   void kill(int rank);
@@ -96,8 +95,7 @@ class OverlaySimulation {
   struct Board {
     KeeperClaim claim;
     std::vector<std::pair<int, OverlayMessage>> log;  // writer
-    std::map<int, WaitSlot> slots;
-    std::uint64_t sent = 0;  // messages to other hosts
+    std::uint64_t sent = 0;                           // messages to other hosts
     bool off = false;
   };
   struct Event {

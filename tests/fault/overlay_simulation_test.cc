@@ -112,31 +112,6 @@ TEST(OverlayMany, FloodReachesAllRanksInFewRounds) {
   expect_good(spread_of_abort(simulation, origin, 3), "a tenth of the hosts have ended");
 }
 
-TEST(OverlayMany, StragglerReportTakesFewMessages) {
-  OverlaySimulation simulation(in_rounds(kManyHosts));
-  simulation.run(50ms);
-  const int late = kRanksPerHost * (kManyHosts / 2) + 3;
-  const RankRuns all = RankRuns::from_to(0, simulation.ranks() - 1);
-  simulation.reset_sent();
-  for (const std::uint32_t asked : {0U, 1U}) {  // all ranks wait, then all ask
-    for (int rank = 0; rank < simulation.ranks(); ++rank) {
-      if (rank != late) simulation.set_slot(rank, WaitSlot{{{}, 9, {}}, all, asked});
-    }
-    simulation.run(asked == 0 ? 10ms : 90ms);
-  }
-  for (int rank = 0; rank < simulation.ranks(); ++rank) {
-    ASSERT_EQ(simulation.news(rank).size(), 1U) << "rank " << rank;
-    const auto* verdict = std::get_if<WaitVerdict>(&simulation.news(rank).front().message);
-    ASSERT_NE(verdict, nullptr);
-    ASSERT_EQ(verdict->summary.waiting, static_cast<std::uint32_t>(simulation.ranks() - 1));
-    ASSERT_EQ(verdict->summary.names.size(), 1U);
-    ASSERT_EQ(verdict->summary.names.front().rank, late);
-  }
-  std::uint64_t most = 0;
-  for (int host = 0; host < kManyHosts; ++host) most = std::max(most, simulation.sent(host));
-  EXPECT_LE(most, kMostMessages);
-}
-
 TEST(OverlayMany, EndOfJobTakesFewMessagesOfEachHost) {
   OverlaySimulation::Options options;
   options.hosts = 64;

@@ -24,9 +24,9 @@ std::vector<int> hosts() {
 
 /// What is read is written as it came, but for sets of ranks, which have several forms; and it is in range.
 void check_message(std::span<const std::byte> bytes, const HostTable& table) {
-  const auto message = parse_overlay(bytes, table.hosts(), table.ranks());
+  const auto message = parse_overlay(bytes, table.ranks());
   if (!message) return;
-  const auto again = parse_overlay(to_bytes(*message), table.hosts(), table.ranks());
+  const auto again = parse_overlay(to_bytes(*message), table.ranks());
   if (!again || to_bytes(*again) != to_bytes(*message)) std::abort();
   const auto* facts = std::get_if<RankFacts>(&*message);
   if (facts != nullptr) {
@@ -39,7 +39,7 @@ void check_message(std::span<const std::byte> bytes, const HostTable& table) {
 /// All that it wants is sent to hosts with a connection, and can be read.
 void check_actions(HostControl& control, const HostTable& table) {
   for (const auto& [host, bytes] : control.actions().send) {
-    if (host <= 0 || host >= kHosts || !parse_overlay(*bytes, table.hosts(), table.ranks())) std::abort();
+    if (host <= 0 || host >= kHosts || !parse_overlay(*bytes, table.ranks())) std::abort();
   }
   for (const Endpoint& peer : control.actions().connect) {
     if (peer.host < 0 || peer.host >= kHosts || table.host_of(peer.rank) != peer.host) std::abort();

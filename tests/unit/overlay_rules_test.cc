@@ -165,7 +165,7 @@ struct Keeper {
   std::vector<OverlayMessage> parsed(const OverlayActions& actions, int host) const {
     std::vector<OverlayMessage> messages;
     for (const auto& [to, bytes] : actions.send) {
-      if (to == host) messages.push_back(*parse_overlay(*bytes, table.hosts(), table.ranks()));
+      if (to == host) messages.push_back(*parse_overlay(*bytes, table.ranks()));
     }
     return messages;
   }
@@ -327,84 +327,6 @@ TEST(HostControl, JunkIsReported) {
   const std::vector<std::byte> junk(20, std::byte{0xFF});
   EXPECT_FALSE(keeper.control.on_message(1, junk, kStart));
   EXPECT_TRUE(keeper.take().empty());
-}
-
-const WaitSlot kWaits{{kGroup, 5, {}}, RankRuns::from_to(0, 7), 0};
-
-TEST(WaitCollector, RankThatAsksStartsOneQuestion) {
-  Keeper keeper(4);
-  WaitSlot slot = kWaits;
-  keeper.control.on_wait(0, slot, kStart);
-  EXPECT_TRUE(keeper.take().empty()) << "it does not ask yet";
-  slot.asked = 1;
-  keeper.control.on_wait(0, slot, kStart);
-  const auto actions = keeper.take();
-  EXPECT_THAT(receivers(actions), ElementsAre(1, 2));
-  const auto question = std::get<WaitQuestion>(keeper.parsed(actions, 2).front());
-  EXPECT_EQ(question.end, 4);
-  slot.asked = 2;
-  keeper.control.on_wait(0, slot, kStart + 50ms);
-  EXPECT_TRUE(keeper.take().empty()) << "again within 100 ms";
-}
-
-TEST(WaitCollector, VerdictSumsAnswers) {
-  Keeper keeper(4);
-  WaitSlot slot = kWaits;
-  slot.asked = 1;
-  keeper.control.on_wait(0, slot, kStart);
-  const auto question = std::get<WaitQuestion>(keeper.parsed(keeper.take(), 1).front());
-  WaitSummary answer;
-  answer.hosts = 1;
-  answer.add(2, std::nullopt, kGroup, 5);
-  answer.add(3, WaitingCall{kGroup, 5, {}}, kGroup, 5);
-  keeper.receive(1, WaitAnswer{question.number, answer}, kStart);
-  keeper.receive(1, WaitAnswer{question.number, answer}, kStart);  // a second one of the same host does not count
-  EXPECT_TRUE(keeper.take().empty());
-  keeper.receive(2, WaitAnswer{question.number, answer}, kStart);
-  const auto actions = keeper.take();
-  EXPECT_THAT(receivers(actions), ElementsAre(1, 2));
-  ASSERT_EQ(actions.publish.size(), 1U);
-  const auto& verdict = std::get<WaitVerdict>(actions.publish.front());
-  EXPECT_EQ(verdict.summary.hosts, 3U);
-  EXPECT_EQ(verdict.summary.waiting, 3U);
-  EXPECT_EQ(verdict.summary.late, 3U) << "rank 1 of this host, too";
-}
-
-TEST(WaitCollector, HostThatDoesNotAnswerIsLeftOut) {
-  Keeper keeper(4);
-  WaitSlot slot = kWaits;
-  slot.asked = 1;
-  keeper.control.on_wait(0, slot, kStart);
-  keeper.take();
-  keeper.control.on_lost({1, 2}, {}, kStart);
-  EXPECT_THAT(keeper.take().publish, IsEmpty());
-  keeper.control.look({1, 0, 0}, keeper.control.next_time());
-  keeper.control.look({1, 0, 0}, kStart + 1s);
-  const auto actions = keeper.take();
-  ASSERT_EQ(actions.publish.size(), 1U);
-  EXPECT_EQ(std::get<WaitVerdict>(actions.publish.front()).summary.hosts, 1U);
-}
-
-TEST(WaitCollector, OnlyHostsOfTheCommunicatorAreAsked) {
-  Keeper keeper(16);
-  WaitSlot slot = kWaits;
-  slot.asked = 1;
-  slot.members = RankRuns::of(std::vector<int>{0, 1, 20, 21});  // hosts 0 and 10
-  keeper.control.on_wait(0, slot, kStart);
-  EXPECT_THAT(receivers(keeper.take()), ElementsAre(8));
-  slot.members = RankRuns::of(std::vector<int>{0, 1});
-  slot.waits.group = kOther;
-  slot.asked = 2;
-  keeper.control.on_wait(0, slot, kStart);
-  const auto actions = keeper.take();
-  EXPECT_THAT(actions.send, IsEmpty());
-  EXPECT_EQ(actions.publish.size(), 1U) << "the verdict of this host alone";
-}
-
-TEST(WaitCollector, RequestGoesToLowestHostOfCommunicator) {
-  Keeper keeper(16);
-  keeper.receive(8, WaitRequest{kGroup, 5, RankRuns::from_to(8, 31)}, kStart);
-  EXPECT_THAT(receivers(keeper.take()), ElementsAre(4));
 }
 
 }  // namespace

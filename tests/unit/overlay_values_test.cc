@@ -1,4 +1,4 @@
-// Values of the overlay between hosts: sets of ranks, the graph, sums of waiting ranks, the wire format.
+// Values of the overlay between hosts: sets of ranks, the graph, the wire format.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,6 @@
 #include "src/progress/overlay/host_graph.h"
 #include "src/progress/overlay/message.h"
 #include "src/progress/overlay/rank_runs.h"
-#include "src/progress/overlay/wait_summary.h"
 
 namespace shoal {
 namespace {
@@ -173,98 +172,21 @@ TEST(HostGraph, RouteAvoidsEndedHosts) {
   EXPECT_EQ(next_hop(0, 5, 60, std::vector<int>{58, 59}), -1) << "no neighbour is nearer";
 }
 
-/// Visits the hosts below `host` in the tree; returns its height.
-int visit(int host, int end, const EndedHosts& ended, std::vector<int>& visits) {
-  ++visits[static_cast<std::size_t>(host)];
-  int height = 0;
-  for (const Branch& branch : branches(host, end, neighbours(host, ended)))
-    height = std::max(height, 1 + visit(branch.child, branch.end, ended, visits));
-  return height;
-}
-
-TEST(HostGraph, TreeReachesEachLiveHostOnce) {
-  std::mt19937_64 random(5);
-  for (int round = 0; round < 200; ++round) {
-    const int hosts = 1 + static_cast<int>(random() % 130);
-    EndedHosts ended(hosts);
-    for (int host = 1; host < hosts && round % 4 != 0; ++host) {
-      if (random() % 3 == 0) ended.insert(host);
-    }
-    std::vector<int> visits(static_cast<std::size_t>(hosts));
-    const int height = visit(0, hosts, ended, visits);
-    for (int host = 0; host < hosts; ++host)
-      ASSERT_EQ(visits[static_cast<std::size_t>(host)], ended.contains(host) ? 0 : 1) << "host " << host << " of " << hosts;
-    if (round % 4 == 0) {
-      ASSERT_LE(height, static_cast<int>(std::bit_width(static_cast<unsigned>(hosts))));
-    }
-  }
-}
-
 constexpr GroupName kOneGroup{7, 1};
-constexpr GroupName kOtherGroup{8, 1};
-constexpr CallSignature kUsual{.count = 100};
-constexpr CallSignature kOdd{.count = 101};
 
-TEST(WaitSummary, NamesLowestLateRanksAndCountsAll) {
-  WaitSummary high;
-  WaitSummary low;
-  for (int rank = 60; rank < 80; ++rank) high.add(rank, std::nullopt, kOneGroup, 5);
-  for (int rank = 0; rank < 5; ++rank) low.add(rank, WaitingCall{kOtherGroup, 3, kOdd}, kOneGroup, 5);
-  low.add(10, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
-  low.hosts = high.hosts = 1;
-  high.add(low);
-  EXPECT_EQ(high.hosts, 2U);
-  EXPECT_EQ(high.late, 25U);
-  EXPECT_EQ(high.waiting, 1U);
-  std::vector<int> names;
-  for (const auto& each : high.names) names.push_back(each.rank);
-  EXPECT_THAT(names, ElementsAre(0, 1, 2, 3, 4, 60, 61, 62));
-  ASSERT_TRUE(high.names.front().instead);
-  EXPECT_EQ(high.names.front().instead->group, kOtherGroup);
-  EXPECT_FALSE(high.names.back().instead);
-}
-
-TEST(WaitSummary, FindsOddSignature) {
-  WaitSummary first;
-  WaitSummary second;
-  first.add(9, WaitingCall{kOneGroup, 5, kOdd}, kOneGroup, 5);
-  for (int rank = 20; rank < 30; ++rank) second.add(rank, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
-  second.add(30, WaitingCall{kOneGroup, 6, {.count = 7}}, kOneGroup,
-             5);  // in a later call: waits, and says nothing about this one
-  first.add(second);
-  EXPECT_EQ(first.waiting, 12U);
-  ASSERT_EQ(first.calls.size(), 2U);
-  EXPECT_EQ(first.calls[0].call, kUsual);
-  EXPECT_EQ(first.calls[0].ranks, 10U);
-  EXPECT_EQ(first.calls[0].lowest_rank, 20);
-  EXPECT_EQ(first.calls[1].call, kOdd);
-  EXPECT_EQ(first.calls[1].lowest_rank, 9);
-}
-
-constexpr int kHosts = 16;
 constexpr int kRanks = 64;
 
 std::vector<OverlayMessage> one_of_each() {
   const RankRuns some = RankRuns::of(std::vector<int>{1, 2, 3, 40, 63});
-  WaitSummary summary;
-  summary.hosts = 3;
-  summary.add(4, std::nullopt, kOneGroup, 5);
-  summary.add(5, WaitingCall{kOtherGroup, 6, kUsual}, kOneGroup, 5);
-  summary.add(6, WaitingCall{kOneGroup, 5, kUsual}, kOneGroup, 5);
   const std::vector<std::byte> payload(3, std::byte{42});
-  return {Notice{5, 77, kOneGroup, 1, payload},
-          RankFacts{RankFacts::Kind::farewell, kOneGroup, payload, some},
-          WaitRequest{kOneGroup, 5, some},
-          WaitQuestion{9, {kOneGroup, 5, some}, kHosts, 300},
-          WaitAnswer{9, summary},
-          WaitVerdict{10, kOneGroup, 5, summary},
+  return {Notice{5, 77, kOneGroup, 1, payload}, RankFacts{RankFacts::Kind::farewell, kOneGroup, payload, some},
           RoutedMessage{63, 0, kOneGroup, 6, payload}};
 }
 
 TEST(OverlayWire, EachMessageSurvives) {
   for (const OverlayMessage& message : one_of_each()) {
     const auto bytes = to_bytes(message);
-    const auto again = parse_overlay(bytes, kHosts, kRanks);
+    const auto again = parse_overlay(bytes, kRanks);
     ASSERT_TRUE(again) << "message " << message.index();
     EXPECT_EQ(again->index(), message.index());
     EXPECT_EQ(to_bytes(*again), bytes) << "message " << message.index();
@@ -275,27 +197,21 @@ TEST(OverlayWire, NoCutOrLongerMessageIsRead) {
   for (const OverlayMessage& message : one_of_each()) {
     auto bytes = to_bytes(message);
     for (std::size_t size = 0; size < bytes.size(); ++size)
-      EXPECT_FALSE(parse_overlay(std::span(bytes).first(size), kHosts, kRanks)) << message.index() << " cut to " << size;
+      EXPECT_FALSE(parse_overlay(std::span(bytes).first(size), kRanks)) << message.index() << " cut to " << size;
     bytes.push_back({});
-    EXPECT_FALSE(parse_overlay(bytes, kHosts, kRanks)) << message.index() << " with a byte more";
+    EXPECT_FALSE(parse_overlay(bytes, kRanks)) << message.index() << " with a byte more";
   }
 }
 
 TEST(OverlayWire, NumbersBeyondTheJobAreRejected) {
-  EXPECT_FALSE(parse_overlay(to_bytes(Notice{kRanks, 1, kOneGroup, 1, {}}), kHosts, kRanks));
-  EXPECT_FALSE(parse_overlay(to_bytes(RoutedMessage{kRanks, 0, kOneGroup, 1, {}}), kHosts, kRanks));
-  EXPECT_FALSE(
-      parse_overlay(to_bytes(WaitQuestion{1, {kOneGroup, 5, RankRuns::from_to(0, 1)}, kHosts + 1, 1}), kHosts, kRanks));
-  EXPECT_FALSE(parse_overlay(to_bytes(WaitRequest{kOneGroup, 5, {}}), kHosts, kRanks)) << "a communicator without ranks";
-  EXPECT_FALSE(parse_overlay(to_bytes(Notice{0, 1, {1, GroupName::kCheckLimit}, 1, {}}), kHosts, kRanks));
-  WaitSummary unsound;
-  unsound.late = 1;
-  EXPECT_FALSE(parse_overlay(to_bytes(WaitAnswer{1, unsound}), kHosts, kRanks)) << "a late rank without a name";
+  EXPECT_FALSE(parse_overlay(to_bytes(Notice{kRanks, 1, kOneGroup, 1, {}}), kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(RoutedMessage{kRanks, 0, kOneGroup, 1, {}}), kRanks));
+  EXPECT_FALSE(parse_overlay(to_bytes(Notice{0, 1, {1, GroupName::kCheckLimit}, 1, {}}), kRanks));
 }
 
 TEST(OverlayWire, LongPayloadIsCut) {
   const std::vector<std::byte> payload(kMostNoticePayload + 100);
-  const auto again = parse_overlay(to_bytes(Notice{0, 1, kOneGroup, 1, payload}), kHosts, kRanks);
+  const auto again = parse_overlay(to_bytes(Notice{0, 1, kOneGroup, 1, payload}), kRanks);
   ASSERT_TRUE(again);
   EXPECT_EQ(std::get<Notice>(*again).payload.size(), kMostNoticePayload);
 }
@@ -305,7 +221,7 @@ TEST(OverlayWire, LargestMessageIsRead) {
   RankRuns irregular;
   for (int rank = 1; rank < kMostRanks; rank += 1 + (rank / 3) % 3) irregular.insert(rank);
   const RankFacts facts{RankFacts::Kind::farewell, kOneGroup, std::vector<std::byte>(kMostNoticePayload), irregular};
-  EXPECT_TRUE(parse_overlay(to_bytes(facts), kHosts, kMostRanks));
+  EXPECT_TRUE(parse_overlay(to_bytes(facts), kMostRanks));
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ void HostBoard::take(const NoticeBoard::News& found, News& news) {
     if ((notice.kind & kFirst) == 0 && part.empty()) continue;
     part.insert(part.end(), notice.payload.begin(), notice.payload.end());
     if ((notice.kind & kLast) == 0 && part.size() <= kMostOverlayBytes) continue;
-    if (auto message = parse_overlay(part, table_.hosts(), table_.ranks())) {
+    if (auto message = parse_overlay(part, table_.ranks())) {
       news.messages.emplace_back(ranks_[writer], *std::move(message));
     } else {
       news.malformed.push_back(ranks_[writer]);

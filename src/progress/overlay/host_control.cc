@@ -33,11 +33,10 @@ HostControl::HostControl(const HostTable& table, int rank, const Options& option
       options_(options),
       facts_(table),
       role_(table.ranks_of(host_), rank, now),
-      links_(facts_, options.lost_after),
-      waits_(table, facts_, host_) {}
+      links_(facts_, options.lost_after) {}
 
 HostControl::Time HostControl::next_time() const noexcept {
-  return std::min({role_.next_look(), beat_at_, collected_until_, links_.next_time(), waits_.next_time()});
+  return std::min({role_.next_look(), beat_at_, collected_until_, links_.next_time()});
 }
 
 void HostControl::look(const KeeperClaim& claim, Time now) {
@@ -49,7 +48,6 @@ void HostControl::look(const KeeperClaim& claim, Time now) {
       // What this rank has taken from other hosts reaches its own host by it alone.
       flush();
       links_.close(actions_);
-      waits_.clear();
       beat_at_ = Time::max();
     }
   }
@@ -59,9 +57,6 @@ void HostControl::look(const KeeperClaim& claim, Time now) {
   }
   if (now >= collected_until_) flush();
   on_dead_hosts(links_.on_time(now, actions_), now);
-  WaitCollector::Output out;
-  waits_.on_time(now, out);
-  send_waits(out);
 }
 
 void HostControl::become_keeper(Time now) {
@@ -94,7 +89,7 @@ std::optional<OverlayMessage> HostControl::on_board(const OverlayMessage& messag
     if (is_keeper() && table_.host_of(routed->to) != host_) take(kBoard, *routed, now);
     return std::nullopt;
   }
-  return std::holds_alternative<WaitVerdict>(message) ? std::optional(message) : std::nullopt;
+  return std::nullopt;
 }
 
 void HostControl::on_process_ended(int rank, std::span<const std::byte> how, Time now) {
@@ -103,12 +98,6 @@ void HostControl::on_process_ended(int rank, std::span<const std::byte> how, Tim
   death.ranks.insert(rank);
   actions_.publish.emplace_back(death);
   take(kBoard, death, now);
-}
-
-void HostControl::on_wait(int rank, const std::optional<WaitSlot>& slot, Time now) {
-  const bool asks = waits_.set_slot(rank, slot);
-  if (!asks || !is_keeper()) return;
-  take(kBoard, WaitRequest{slot->waits.group, slot->waits.sequence, slot->members}, now);
 }
 
 void HostControl::flush() {
@@ -132,14 +121,11 @@ void HostControl::on_connected(const Endpoint& peer) {
 }
 
 void HostControl::on_lost(const Endpoint& peer, Time::duration silent_for, Time now) {
-  if (!links_.on_lost(peer, silent_for, now, actions_)) return;
-  WaitCollector::Output out;
-  waits_.on_lost(peer.host, out, now);
-  send_waits(out);
+  links_.on_lost(peer, silent_for, now, actions_);
 }
 
 bool HostControl::on_message(int from, std::span<const std::byte> bytes, Time now) {
-  const auto message = parse_overlay(bytes, table_.hosts(), table_.ranks());
+  const auto message = parse_overlay(bytes, table_.ranks());
   if (!message) return false;
   if (!links_.is_up(from)) return true;  // sent before this rank closed the connection; the keeper has it from others
   std::visit([&](const auto& each) { take(from, each, now); }, *message);
@@ -177,36 +163,8 @@ void HostControl::on_ends(const RankRuns& ranks, Time now) {
     host_ended |= facts_.ended().contains(table_.host_of(rank));
   });
   if (!host_ended) return;
-  WaitCollector::Output out;
-  for (const int host : links_.drop_ended(actions_)) waits_.on_lost(host, out, now);
-  send_waits(out);
+  links_.drop_ended(actions_);
   if (is_keeper()) links_.want(neighbours(host_, facts_.ended()), now, actions_);
-}
-
-void HostControl::take(int, const WaitRequest& request, Time now) {
-  if (!is_keeper()) return;  // a rank that is no keeper may know only some of the waiting ranks
-  WaitCollector::Output out;
-  waits_.request(request, links_.up(), now, out);
-  send_waits(out);
-}
-
-void HostControl::take(int from, const WaitQuestion& question, Time now) {
-  if (!is_keeper()) return;  // the asking host does without this one
-  WaitCollector::Output out;
-  waits_.on_question(from, question, links_.up(), now, out);
-  send_waits(out);
-}
-
-void HostControl::take(int from, const WaitAnswer& answer, Time now) {
-  WaitCollector::Output out;
-  waits_.on_answer(from, answer, out, now);
-  send_waits(out);
-}
-
-void HostControl::take(int from, const WaitVerdict& verdict, Time) {
-  WaitCollector::Output out;
-  waits_.on_verdict(from, verdict, out);
-  send_waits(out);
 }
 
 void HostControl::take(int, const RoutedMessage& message, Time) {
@@ -230,13 +188,6 @@ void HostControl::flood(int from, const OverlayMessage& message) {
 
 void HostControl::send(int host, const OverlayMessage& message) {
   actions_.send.push_back({host, std::make_shared<const std::vector<std::byte>>(to_bytes(message))});
-}
-
-void HostControl::send_waits(WaitCollector::Output& out) {
-  for (auto& [host, message] : out.send) {
-    if (links_.is_up(host)) send(host, message);
-  }
-  for (WaitVerdict& verdict : out.verdicts) actions_.publish.emplace_back(std::move(verdict));
 }
 
 }  // namespace shoal

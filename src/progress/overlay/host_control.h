@@ -14,7 +14,6 @@
 #include "src/progress/overlay/message.h"
 #include "src/progress/overlay/neighbour_links.h"
 #include "src/progress/overlay/overlay_actions.h"
-#include "src/progress/overlay/wait_collector.h"
 
 namespace shoal {
 
@@ -58,8 +57,6 @@ class HostControl {
   /// A process of this host has ended, and all that it wrote to the board has been read. `how`: for the reports. Nothing
   /// happens where it has said goodbye, or where its end is known.
   void on_process_ended(int rank, std::span<const std::byte> how, Time now);
-  /// The slot of `rank` on the board has changed. A new keeper is told of all slots.
-  void on_wait(int rank, const std::optional<WaitSlot>& slot, Time now);
   /// Sends what is still being collected: this process is about to end.
   void flush();
 
@@ -84,10 +81,6 @@ class HostControl {
   // A message from `from`, a host or kBoard.
   void take(int from, const Notice& notice, Time now);
   void take(int from, const RankFacts& facts, Time now);
-  void take(int from, const WaitRequest& request, Time now);
-  void take(int from, const WaitQuestion& question, Time now);
-  void take(int from, const WaitAnswer& answer, Time now);
-  void take(int from, const WaitVerdict& verdict, Time now);
   void take(int from, const RoutedMessage& message, Time now);
 
   /// Passes on facts that are new: deaths at once, farewells and goodbyes after kCollect.
@@ -97,7 +90,6 @@ class HostControl {
   void flood(int from, const OverlayMessage& message);
   void send(int host, const OverlayMessage& message);
   void become_keeper(Time now);
-  void send_waits(WaitCollector::Output& out);
   /// Reports the ranks of hosts that cannot be reached as dead.
   void on_dead_hosts(const std::vector<int>& hosts, Time now);
 
@@ -108,7 +100,6 @@ class HostControl {
   KnownFacts facts_;
   KeeperRole role_;
   NeighbourLinks links_;
-  WaitCollector waits_;
   OverlayActions actions_;
   bool was_keeper_ = false;
   Time beat_at_ = Time::max();

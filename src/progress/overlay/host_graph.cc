@@ -47,17 +47,4 @@ int next_hop(int from, int to, int hosts, std::span<const int> candidates) {
   return best;
 }
 
-std::vector<Branch> branches(int host, int end, std::span<const int> neighbours) {
-  std::vector<Branch> all;
-  for (const int other : neighbours) {
-    if (other <= host || other >= end) continue;
-    // Those that are near in the other direction would give the root twice as many children.
-    const bool jump = std::has_single_bit(static_cast<unsigned>(other - host));
-    if (!jump && !all.empty()) continue;
-    if (!all.empty()) all.back().end = other;
-    all.push_back({other, end});
-  }
-  return all;
-}
-
 }  // namespace shoal

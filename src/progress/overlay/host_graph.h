@@ -37,16 +37,4 @@ std::vector<int> neighbours(int host, const EndedHosts& ended);
 /// `from`.
 int next_hop(int from, int to, int hosts, std::span<const int> candidates);
 
-/// A tree over hosts, for sums: `host` covers the hosts from itself to `end` (excluded). A child covers those from itself to
-/// the next child.
-struct Branch {
-  int child = 0;
-  int end = 0;
-
-  bool operator==(const Branch&) const = default;
-};
-/// The children of `host` among its `neighbours` (ascending), log2 H at most and the next one: each live host of the range is
-/// covered by one of them. Without ended hosts this is the binomial tree.
-std::vector<Branch> branches(int host, int end, std::span<const int> neighbours);
-
 }  // namespace shoal

@@ -5,6 +5,19 @@
 namespace shoal {
 namespace {
 
+void append_group(ByteWriter& bytes, const GroupName& group) {
+  bytes.put(group.key);
+  bytes.put(group.check);
+}
+
+GroupName read_group(ByteReader& bytes) noexcept {
+  GroupName group;
+  group.key = bytes.get<std::uint64_t>();
+  group.check = bytes.get<std::uint32_t>();
+  if (group.check >= GroupName::kCheckLimit) bytes.fail();
+  return group;
+}
+
 void append_payload(ByteWriter& bytes, const std::vector<std::byte>& payload) {
   bytes.put_sized(std::span(payload).first(std::min(payload.size(), kMostNoticePayload)));
 }
@@ -22,31 +35,6 @@ void append(ByteWriter& bytes, const RankFacts& facts) {
   append_group(bytes, facts.group);
   append_payload(bytes, facts.payload);
   facts.ranks.append_to(bytes);
-}
-
-void append(ByteWriter& bytes, const WaitRequest& request) {
-  append_group(bytes, request.group);
-  bytes.put(request.sequence);
-  request.members.append_to(bytes);
-}
-
-void append(ByteWriter& bytes, const WaitQuestion& question) {
-  bytes.put(question.number);
-  append(bytes, question.about);
-  bytes.put(static_cast<std::uint32_t>(question.end));
-  bytes.put(question.patience_ms);
-}
-
-void append(ByteWriter& bytes, const WaitAnswer& answer) {
-  bytes.put(answer.number);
-  answer.summary.append_to(bytes);
-}
-
-void append(ByteWriter& bytes, const WaitVerdict& verdict) {
-  bytes.put(verdict.number);
-  append_group(bytes, verdict.group);
-  bytes.put(verdict.sequence);
-  verdict.summary.append_to(bytes);
 }
 
 void append(ByteWriter& bytes, const RoutedMessage& message) {
@@ -79,47 +67,6 @@ std::optional<OverlayMessage> read_facts(ByteReader& bytes, int ranks) {
   return facts;
 }
 
-std::optional<WaitRequest> read_request(ByteReader& bytes, int ranks) {
-  WaitRequest request;
-  request.group = read_group(bytes);
-  request.sequence = bytes.get<std::uint64_t>();
-  auto set = RankRuns::read_from(bytes, ranks);
-  if (!set || set->empty()) return std::nullopt;
-  request.members = *std::move(set);
-  return request;
-}
-
-std::optional<OverlayMessage> read_question(ByteReader& bytes, int hosts, int ranks) {
-  WaitQuestion question;
-  question.number = bytes.get<std::uint64_t>();
-  auto about = read_request(bytes, ranks);
-  if (!about) return std::nullopt;
-  question.about = *std::move(about);
-  question.end = bytes.get_below(hosts + 1);
-  question.patience_ms = bytes.get<std::uint32_t>();
-  return question;
-}
-
-std::optional<OverlayMessage> read_answer(ByteReader& bytes, int ranks) {
-  WaitAnswer answer;
-  answer.number = bytes.get<std::uint64_t>();
-  auto summary = WaitSummary::read_from(bytes, ranks);
-  if (!summary) return std::nullopt;
-  answer.summary = *std::move(summary);
-  return answer;
-}
-
-std::optional<OverlayMessage> read_verdict(ByteReader& bytes, int ranks) {
-  WaitVerdict verdict;
-  verdict.number = bytes.get<std::uint64_t>();
-  verdict.group = read_group(bytes);
-  verdict.sequence = bytes.get<std::uint64_t>();
-  auto summary = WaitSummary::read_from(bytes, ranks);
-  if (!summary) return std::nullopt;
-  verdict.summary = *std::move(summary);
-  return verdict;
-}
-
 std::optional<OverlayMessage> read_routed(ByteReader& bytes, int ranks) {
   RoutedMessage message;
   message.to = bytes.get_below(ranks);
@@ -131,21 +78,13 @@ std::optional<OverlayMessage> read_routed(ByteReader& bytes, int ranks) {
 }
 
 /// The first byte of a message: its place in OverlayMessage.
-std::optional<OverlayMessage> read_message(std::uint8_t kind, ByteReader& bytes, int hosts, int ranks) {
+std::optional<OverlayMessage> read_message(std::uint8_t kind, ByteReader& bytes, int ranks) {
   switch (kind) {
     case 0:
       return read_notice(bytes, ranks);
     case 1:
       return read_facts(bytes, ranks);
     case 2:
-      return read_request(bytes, ranks);
-    case 3:
-      return read_question(bytes, hosts, ranks);
-    case 4:
-      return read_answer(bytes, ranks);
-    case 5:
-      return read_verdict(bytes, ranks);
-    case 6:
       return read_routed(bytes, ranks);
     default:
       return std::nullopt;
@@ -154,33 +93,6 @@ std::optional<OverlayMessage> read_message(std::uint8_t kind, ByteReader& bytes,
 
 }  // namespace
 
-void append_group(ByteWriter& bytes, const GroupName& group) {
-  bytes.put(group.key);
-  bytes.put(group.check);
-}
-
-GroupName read_group(ByteReader& bytes) noexcept {
-  GroupName group;
-  group.key = bytes.get<std::uint64_t>();
-  group.check = bytes.get<std::uint32_t>();
-  if (group.check >= GroupName::kCheckLimit) bytes.fail();
-  return group;
-}
-
-void append_call(ByteWriter& bytes, const WaitingCall& call) {
-  append_group(bytes, call.group);
-  bytes.put(call.sequence);
-  bytes.put(call.call);
-}
-
-WaitingCall read_call(ByteReader& bytes) noexcept {
-  WaitingCall call;
-  call.group = read_group(bytes);
-  call.sequence = bytes.get<std::uint64_t>();
-  call.call = bytes.get<CallSignature>();
-  return call;
-}
-
 std::vector<std::byte> to_bytes(const OverlayMessage& message) {
   ByteWriter bytes;
   bytes.put(static_cast<std::uint8_t>(message.index()));
@@ -188,11 +100,11 @@ std::vector<std::byte> to_bytes(const OverlayMessage& message) {
   return bytes.take();
 }
 
-std::optional<OverlayMessage> parse_overlay(std::span<const std::byte> bytes, int hosts, int ranks) {
+std::optional<OverlayMessage> parse_overlay(std::span<const std::byte> bytes, int ranks) {
   if (bytes.size() > kMostOverlayBytes) return std::nullopt;
   ByteReader reader(bytes);
   const auto kind = reader.get<std::uint8_t>();
-  auto message = read_message(kind, reader, hosts, ranks);
+  auto message = read_message(kind, reader, ranks);
   return reader.ok() && reader.left() == 0 ? std::move(message) : std::nullopt;
 }
 

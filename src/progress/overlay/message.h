@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "src/progress/overlay/rank_runs.h"
-#include "src/progress/overlay/wait_summary.h"
 #include "src/topology/group_name.h"
 
 namespace shoal {
@@ -45,35 +44,6 @@ struct RankFacts {
   }
 };
 
-/// A rank waits for long: asks for a WaitVerdict. From host to host towards the lowest one with a rank of the communicator.
-struct WaitRequest {
-  GroupName group;
-  std::uint64_t sequence = 0;  ///< the call
-  RankRuns members;            ///< the ranks of the communicator
-};
-
-/// Asks the hosts from the receiver to `end` (excluded) for their sum. Down the tree.
-struct WaitQuestion {
-  std::uint64_t number = 0;  ///< of the asking host
-  WaitRequest about;
-  int end = 0;
-  std::uint32_t patience_ms = 0;  ///< an answer that takes longer is not waited for
-};
-
-/// Up the tree.
-struct WaitAnswer {
-  std::uint64_t number = 0;  ///< of the question
-  WaitSummary summary;
-};
-
-/// Down the tree.
-struct WaitVerdict {
-  std::uint64_t number = 0;  ///< of the question that this receiver got
-  GroupName group;
-  std::uint64_t sequence = 0;
-  WaitSummary summary;
-};
-
 /// For one rank. From host to host by next_hop().
 struct RoutedMessage {
   int to = 0;    ///< rank of the job
@@ -83,17 +53,11 @@ struct RoutedMessage {
   std::vector<std::byte> payload;
 };
 
-using OverlayMessage = std::variant<Notice, RankFacts, WaitRequest, WaitQuestion, WaitAnswer, WaitVerdict, RoutedMessage>;
+using OverlayMessage = std::variant<Notice, RankFacts, RoutedMessage>;
 
 /// Payloads are cut at kMostNoticePayload.
 std::vector<std::byte> to_bytes(const OverlayMessage& message);
-/// Nothing where the bytes are no message of a job with so many hosts and ranks. Safe for any bytes.
-std::optional<OverlayMessage> parse_overlay(std::span<const std::byte> bytes, int hosts, int ranks);
-
-// Parts of messages.
-void append_group(ByteWriter& bytes, const GroupName& group);
-GroupName read_group(ByteReader& bytes) noexcept;
-void append_call(ByteWriter& bytes, const WaitingCall& call);
-WaitingCall read_call(ByteReader& bytes) noexcept;
+/// Nothing where the bytes are no message of a job with so many ranks. Safe for any bytes.
+std::optional<OverlayMessage> parse_overlay(std::span<const std::byte> bytes, int ranks);
 
 }  // namespace shoal

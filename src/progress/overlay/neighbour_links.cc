@@ -24,13 +24,12 @@ bool NeighbourLinks::on_connected(const Endpoint& peer, OverlayActions& out) {
   return true;
 }
 
-bool NeighbourLinks::on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out) {
+void NeighbourLinks::on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out) {
   const auto found = links_.find(peer.host);
-  if (found == links_.end() || !found->second.up || found->second.rank != peer.rank) return false;
+  if (found == links_.end() || !found->second.up || found->second.rank != peer.rank) return;
   found->second.up = false;
   found->second.silent_since = now - silent_for;
   try_next(peer.host, found->second, peer.rank, now, out);
-  return true;
 }
 
 void NeighbourLinks::on_refused(const Endpoint& peer, Time now, OverlayActions& out) {
@@ -86,16 +85,13 @@ NeighbourLinks::Time NeighbourLinks::next_time() const noexcept {
   return next;
 }
 
-std::vector<int> NeighbourLinks::drop_ended(OverlayActions& out) {
-  std::vector<int> dropped;
+void NeighbourLinks::drop_ended(OverlayActions& out) {
   std::erase_if(links_, [&](const auto& each) {
     const auto& [host, link] = each;
     if (!facts_.ended().contains(host)) return false;
-    if (link.up) dropped.push_back(host);
     if (link.up) out.disconnect.push_back({host, link.rank});
     return true;
   });
-  return dropped;
 }
 
 void NeighbourLinks::close(OverlayActions& out) {

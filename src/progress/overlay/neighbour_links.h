@@ -32,8 +32,8 @@ class NeighbourLinks {
   void want(const std::vector<int>& hosts, Time now, OverlayActions& out);
   /// False where the connection is not wanted: the host has ended.
   bool on_connected(const Endpoint& peer, OverlayActions& out);
-  /// It had not answered for `silent_for`. True where the host is no longer connected.
-  bool on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out);
+  /// It had not answered for `silent_for`.
+  void on_lost(const Endpoint& peer, Time::duration silent_for, Time now, OverlayActions& out);
   /// The system of `peer` has answered that no process listens there.
   void on_refused(const Endpoint& peer, Time now, OverlayActions& out);
   /// The system of `peer` has not answered in the time that a connection may take.
@@ -45,8 +45,8 @@ class NeighbourLinks {
   /// Returns the hosts that have died.
   std::vector<int> on_time(Time now, OverlayActions& out);
   [[nodiscard]] Time next_time() const noexcept;
-  /// Forgets the hosts that have ended. Returns those that were connected.
-  std::vector<int> drop_ended(OverlayActions& out);
+  /// Forgets the hosts that have ended.
+  void drop_ended(OverlayActions& out);
   /// Ends all connections.
   void close(OverlayActions& out);
 
