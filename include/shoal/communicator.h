@@ -315,8 +315,8 @@ class Communicator {
   /// Algorithm and transport of the last completed call.
   [[nodiscard]] CallReport last_call() const;
   /// Bytes of scratch and staging memory held for this communicator (not user buffers). Grows when a call first uses a link
-  /// that create() did not connect (SHOAL_CONNECT). Memory that groups share counts for the communicator that create()
-  /// returned.
+  /// that create() did not connect (SHOAL_CONNECT), and when this rank takes over the control connections of its host. Memory
+  /// that groups share counts for the communicator that create() returned.
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:

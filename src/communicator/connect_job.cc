@@ -553,8 +553,11 @@ class JobStart {
       return setup.transport == nullptr ? std::string() : setup.transport->address();
     };
     const std::string control = opened_.keeper != nullptr ? opened_.keeper->address() : address_of(opened_.control);
-    const auto all = gather_texts(
-        exchange_, "addresses", {control, address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget())});
+    // Rank 0 does not know yet whether another rank can open fewer links than it.
+    const bool chooses = rank_ == 0 && connects_usual();
+    const auto all = gather_texts(exchange_, "addresses",
+                                  {control, address_of(opened_.shm), address_of(opened_.network), std::to_string(own_budget()),
+                                   chooses ? usual_algorithms(parts_.topology, config().algorithm, 0) : ""});
     if (!all.ok()) return all.status();
     if (Status status = agree_on_budget(*all); !status.ok()) return status;
     const auto addresses = [&all](std::size_t i) {
@@ -565,17 +568,32 @@ class JobStart {
     if (Status status = connect_control(addresses(0)); !status.ok()) return status;
     if (Status status = add_links(opened_.shm, addresses(1)); !status.ok()) return status;
     if (Status status = add_local_control(); !status.ok()) return status;
-    if (opened_.network.transport != nullptr && config().connect != ConnectAtStart::all) {
-      opened_.network.transport->connect_only(config().connect == ConnectAtStart::none
-                                                  ? std::vector<int>()
-                                                  : usual_peers(parts_.topology, rank_, config().algorithm, most_links_));
-    }
+    if (Status status = choose_links(all->front()[4]); !status.ok()) return status;
     if (!uses_overlay()) return add_links(opened_.network, addresses(2));
     auto overlay = start_overlay(addresses(0));
     if (!overlay.ok()) return overlay.status();
     if (Status status = add_links(opened_.network, addresses(2)); !status.ok()) return status;
     startup_waits_for("connections for control messages between hosts");
     return (*overlay)->wait_connected(time_limit());
+  }
+
+  [[nodiscard]] bool connects_usual() const {
+    return opened_.network.transport != nullptr && config().connect == ConnectAtStart::usual;
+  }
+
+  /// Which links to other hosts are connected at start. `algorithms`: as rank 0 has chosen them, without a limit of links.
+  Status choose_links(const std::string& algorithms) {
+    if (opened_.network.transport == nullptr || config().connect == ConnectAtStart::all) return {};
+    std::vector<int> peers;
+    if (connects_usual()) {
+      auto usual =
+          usual_peers(parts_.topology, rank_,
+                      most_links_ == 0 ? algorithms : usual_algorithms(parts_.topology, config().algorithm, most_links_));
+      if (!usual.ok()) return usual.status();
+      peers = std::move(usual).value();
+    }
+    opened_.network.transport->connect_only(peers);
+    return {};
   }
 
   /// Control messages between hosts.

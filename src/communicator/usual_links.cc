@@ -10,43 +10,58 @@
 #include <system_error>
 
 #include "src/algorithms/algorithm.h"
+#include "src/join/text_list.h"
 #include "src/selector/selector.h"
 
 namespace shoal {
 namespace {
 
-// Besides that of a barrier. At most sizes one of these three algorithms runs; each choice takes milliseconds of a core.
-constexpr std::array<std::size_t, 2> kAllReduceBytes{64 << 10, 16 << 20};
 constexpr std::size_t kBroadcastBytes = 1 << 20;
 constexpr std::size_t kForTheProgram = 64;   // descriptors
 constexpr std::size_t kMostLinks = 1 << 20;  // where there is no limit
 
-void add_peers(const Topology& topology, const Collective& collective, int rank, std::string_view forced, int most_links,
-               std::set<int>& peers) {
-  const auto choice = select(topology, collective, forced, nullptr, ChoiceCosts::classes, most_links);
-  if (!choice.ok()) return;  // the call itself will report why
-  const auto program = build_program(*choice->algorithm, topology, collective, rank);
-  if (!program.ok()) return;
-  for (const Step& step : program->steps) {
-    if (step.peer >= 0) peers.insert(step.peer);
-  }
+Collective sum_of(std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / size_of(DataType::float32), DataType::float32, ReduceOp::sum, 0};
 }
+
+/// A barrier, a broadcast from rank 0, and sums of two sizes: at most sizes the algorithm of one of these runs.
+const std::array<Collective, 4>& usual_calls() {
+  static const std::array<Collective, 4> calls{Collective{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0},
+                                               {CollectiveKind::broadcast, kBroadcastBytes, DataType::uint8, ReduceOp::sum, 0},
+                                               sum_of(64 << 10),
+                                               sum_of(16 << 20)};
+  return calls;
+}
+constexpr std::size_t kFirstSum = 2;  // of usual_calls()
 
 }  // namespace
 
-std::vector<int> usual_peers(const Topology& topology, int rank, std::string_view all_reduce, int most_links) {
+std::string usual_algorithms(const Topology& topology, std::string_view all_reduce, int most_links) {
   Topology placement;
   placement.node_of_rank = topology.node_of_rank;
-  std::set<int> peers;
-  add_peers(placement, {CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0}, rank, {}, most_links,
-            peers);  // a barrier
-  add_peers(placement, {CollectiveKind::broadcast, kBroadcastBytes, DataType::uint8, ReduceOp::sum, 0}, rank, {}, most_links,
-            peers);
-  for (const std::size_t bytes : kAllReduceBytes) {
-    const Collective sum{CollectiveKind::all_reduce, bytes / size_of(DataType::float32), DataType::float32, ReduceOp::sum, 0};
-    add_peers(placement, sum, rank, all_reduce, most_links, peers);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < usual_calls().size(); ++i) {
+    const std::string_view forced = i < kFirstSum ? std::string_view() : all_reduce;
+    const auto choice = select(placement, usual_calls()[i], forced, nullptr, ChoiceCosts::classes, most_links);
+    names.emplace_back(choice.ok() ? choice->algorithm->name : "");  // the call itself will report why
   }
-  return {peers.begin(), peers.end()};
+  return join_texts(names);
+}
+
+Result<std::vector<int>> usual_peers(const Topology& topology, int rank, std::string_view algorithms) {
+  const auto names = split_texts(algorithms, usual_calls().size());
+  if (!names) return Status(StatusCode::internal, "start-up: rank 0 published malformed names of algorithms");
+  std::set<int> peers;
+  for (std::size_t i = 0; i < names->size(); ++i) {
+    const auto algorithm = find_algorithm((*names)[i]);
+    if (!algorithm.ok()) continue;
+    const auto program = build_program(**algorithm, topology, usual_calls()[i], rank);
+    if (!program.ok()) continue;
+    for (const Step& step : program->steps) {
+      if (step.peer >= 0) peers.insert(step.peer);
+    }
+  }
+  return std::vector<int>(peers.begin(), peers.end());
 }
 
 std::size_t link_budget(std::size_t others, std::size_t descriptors) {

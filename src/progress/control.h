@@ -38,6 +38,10 @@ class ControlPlane {
 
   /// Reads the messages that have arrived and appends them to `messages`; true where anything arrived at all.
   bool poll(std::vector<Message>& messages);
+  /// See FarControl.
+  void read_now() {
+    if (far_ != nullptr) far_->read_now();
+  }
   /// A message may have arrived that poll() has not read. Cheap.
   [[nodiscard]] bool due() const { return (far_ != nullptr && far_->due()) || (local_ != nullptr && local_->has_news()); }
   /// poll() is to be called when bytes can be moved, also while no call is in flight.

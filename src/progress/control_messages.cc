@@ -10,6 +10,7 @@ namespace shoal {
 
 bool ControlMessages::poll() {
   due_ = false;
+  if (plane_ != nullptr) plane_->read_now();
   const bool moved = plane_ != nullptr && plane_->poll(messages_);
   pass_on();
   return moved;

@@ -26,9 +26,11 @@ class ControlMessages {
   [[nodiscard]] PeerStates& peers() noexcept { return peers_; }
   [[nodiscard]] const LastWaits& last_waits() const noexcept { return last_waits_; }
 
-  /// Reads what has arrived; an abort closes the communicator that it is about. True where anything arrived.
+  /// Reads what has arrived; an abort closes the communicator that it is about. True where anything arrived. For the moment
+  /// before a failure is reported, whose cause a peer may have sent already.
   bool poll();
-  /// The two halves of poll(). What peers had sent by links before these messages can be received between them.
+  /// The same in two halves, at a smaller cost. What peers had sent by links before these messages can be received between
+  /// them.
   bool read_if_due();
   void pass_on();
   /// Messages have been read and not passed on.

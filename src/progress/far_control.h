@@ -21,6 +21,8 @@ class FarControl {
 
   /// Reads the messages that have arrived and appends them to `messages`; true where anything arrived at all.
   virtual bool poll(std::vector<ControlMessage>& messages) = 0;
+  /// Where another thread reads for poll(): reads now what that thread has not read yet.
+  virtual void read_now() {}
   /// A message may have arrived that poll() has not read, and wait_fd() may not show it. Cheap.
   [[nodiscard]] virtual bool due() const noexcept = 0;
   /// The driver is needed to send or to receive messages, whether or not a call is in flight.

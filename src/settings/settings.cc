@@ -120,7 +120,7 @@ constexpr std::array kSettings{
     Setting{"SHOAL_CUDA_STAGING", "64M",
             "memory of a CUDA device that other ranks of the node read from, for each communicator (the same on all ranks)"},
     Setting{
-        "SHOAL_OVERLAY", "0",
+        "SHOAL_OVERLAY", "1",
         "1: control messages between hosts go through one rank of each host; 0: each rank has connections with all ranks of "
         "other hosts (rank 0's value applies)"},
     Setting{"SHOAL_PROBE", "1",

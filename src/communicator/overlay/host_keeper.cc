@@ -282,6 +282,13 @@ void HostKeeper::on_process_ended(int rank, Time now) {
   act(now);
 }
 
+void HostKeeper::read_now() {
+  const std::scoped_lock lock(mutex_);
+  if (left_to_parent_) return;
+  step(Clock::now());
+  wake();  // it may sleep on connections that have ended
+}
+
 void HostKeeper::write(const OverlayMessage& message) {
   const std::scoped_lock lock(mutex_);
   const Time now = Clock::now();

@@ -50,6 +50,8 @@ class HostKeeper {
   /// Returns when this rank, where it is the keeper, is connected with all neighbours. Errors: timeout, naming ranks; those of
   /// `time_limit`.
   Status wait_connected(ConnectDeadline time_limit);
+  /// Reads and passes on what has arrived, without waiting for the thread to get a core.
+  void read_now();
   /// A message of this rank, for other hosts.
   void write(const OverlayMessage& message);
   /// Its last one: it leaves the job. Takes over before, where the keeper has left already, so that the message is passed on.

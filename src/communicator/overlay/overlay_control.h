@@ -48,6 +48,7 @@ class OverlayControl final : public FarControl {
   Status wait_connected(ConnectDeadline time_limit) { return keeper_->wait_connected(std::move(time_limit)); }
 
   bool poll(std::vector<ControlMessage>& messages) override;
+  void read_now() override { keeper_->read_now(); }
   [[nodiscard]] bool due() const noexcept override { return due_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool pending() const noexcept override { return false; }
   void send(const std::span<const int>* ranks, const OutgoingControl& message) override;
@@ -65,7 +66,7 @@ class OverlayControl final : public FarControl {
   [[nodiscard]] std::vector<std::byte> with_receivers(const RankRuns& receivers, std::span<const std::byte> payload) const;
   /// The payload without the set of receivers; nothing where this rank is not one of them.
   [[nodiscard]] std::optional<std::vector<std::byte>> own_payload(std::span<const std::byte> payload) const;
-  // By the thread of the HostKeeper.
+  // By the thread of the HostKeeper, or in read_now().
   void deliver(const OverlayMessage& message);
   void deliver(const RankFacts& facts, std::vector<ControlMessage>& out) const;
   /// All ranks of other hosts are lost to this one.
