@@ -21,7 +21,7 @@ constexpr std::size_t kForTheProgram = 64;   // descriptors
 constexpr std::size_t kMostLinks = 1 << 20;  // where there is no limit
 
 Collective sum_of(std::size_t bytes) {
-  return {CollectiveKind::all_reduce, bytes / size_of(DataType::float32), DataType::float32, ReduceOp::sum, 0};
+  return {CollectiveKind::all_reduce, bytes / sizeof(float), DataType::float32, ReduceOp::sum, 0};
 }
 
 /// A barrier, a broadcast from rank 0, and sums of two sizes: at most sizes the algorithm of one of these runs.
