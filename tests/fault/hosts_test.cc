@@ -139,6 +139,14 @@ TEST(HostDeaths, RanksThatAreHostsAreNamed) { expect_death_named({1, 1, 1, 1, 1,
 TEST(HostDeaths, RanksWithoutSharedMemoryAreNamed) { expect_death_named({5}, {0}, "tcp"); }
 TEST(HostDeaths, UnequalHosts) { expect_death_named({4, 1}, {4}); }
 
+// With connections between all ranks of different hosts.
+TEST(HostDeaths, RankIsNamedWithoutOverlay) {
+  ::setenv("SHOAL_OVERLAY", "0", 1);
+  expect_death_named({2, 2, 1}, {2});
+  expect_death_named({3}, {1}, "tcp");
+  ::unsetenv("SHOAL_OVERLAY");
+}
+
 // All ranks of the host with the dead one compute: a thread of their own reports the death.
 TEST(HostDeaths, DeathBesideComputingRanksIsNamed) {
   const SharedFacts facts;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "src/trust/refusals.h"
 #include "tests/unit/tcp_support.h"
 #include "transports/tcp/address.h"
 
@@ -116,6 +117,7 @@ TEST_F(KeeperSocketsTest, MessagesArriveInOrderBothWays) {
 }
 
 TEST_F(KeeperSocketsTest, TwoDialsMakeOneConnection) {
+  const auto refused = refusals().count;
   for (int round = 0; round < 20; ++round) {
     processes_.clear();
     open(2);
@@ -129,6 +131,7 @@ TEST_F(KeeperSocketsTest, TwoDialsMakeOneConnection) {
     EXPECT_EQ(process(1).count(Kind::connected), 1U);
     EXPECT_EQ(process(0).count(Kind::lost) + process(1).count(Kind::lost), 0U);
   }
+  EXPECT_EQ(refusals().count, refused) << "the handshake that was given up";
 }
 
 TEST_F(KeeperSocketsTest, EndOfPeerIsReported) {

@@ -117,6 +117,20 @@ TEST_F(TcpStore, NoRankGetsValuesAfterOthersWereToldOfADeath) {
   }
 }
 
+TEST_F(TcpStore, NoRankGetsValuesAfterOthersWereToldOfARefusal) {
+  const auto make = factory();
+  const auto zero = make();
+  const auto one = make();
+  const auto refuses = make();
+  Status of_zero;
+  std::thread waits([&] { of_zero = zero->gather({0, "ready", 0, 3, true}, "x", in(kTimeLimit)).status(); });
+  EXPECT_EQ(refuses->gather({0, "ready", 2, 3, true}, "x", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  EXPECT_TRUE(refuses->set(Store::kGivenUp, "no memory").ok());
+  waits.join();
+  const Status of_one = one->gather({0, "ready", 1, 3, true}, "x", in(kTimeLimit)).status();
+  for (const Status& status : {of_zero, of_one}) EXPECT_EQ(status.code(), StatusCode::aborted) << status.to_string();
+}
+
 // Rank 0, which serves the store, returns from the last step when the connection of rank 1 has ended, and not before.
 TEST_F(TcpStore, LastStepKeepsServerForOtherRanks) {
   const auto server = make(true);
