@@ -78,7 +78,7 @@ Program build(const RanksByNode& nodes, const Collective& collective, int rank) 
     // In rank order, so that the shares of consecutive members are adjacent.
     std::vector<int> members(ranks);
     std::iota(members.begin(), members.end(), 0);
-    const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+    const Shard own = own_chunk(rank);
     if (collective.kind == CollectiveKind::reduce_scatter) circulant_reduce_scatter(program, members, shares);
     // The first round of an all_gather could send from the input, but later rounds send this share together with received
     // ones.

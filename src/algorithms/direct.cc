@@ -71,7 +71,7 @@ Program build_rooted(const RanksByNode& nodes, const Collective& collective, int
 Program build_shares(const RanksByNode& nodes, const Collective& collective, int rank, const std::vector<int>& members) {
   const auto ranks = static_cast<std::uint32_t>(members.size());
   const Shares shares = one_chunk_each(ranks, 0, 0);
-  const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+  const Shard own = own_chunk(rank);
   const bool is_root = rank == collective.root;
   ProgramBuilder program(nodes.ranks(), collective, rank, ranks, 1);
   switch (collective.kind) {

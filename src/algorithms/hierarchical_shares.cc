@@ -57,7 +57,7 @@ Program compose_shares(const RanksByNode& nodes, const Collective& collective, i
   const std::size_t node = nodes.node_of(rank);
   const std::span<const int> mine = nodes[node];
   const auto local = static_cast<std::size_t>(std::ranges::find(mine, rank) - mine.begin());
-  const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+  const Shard own = own_chunk(rank);
   ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(nodes.ranks()), 1);
   const auto in_node = [&] { inside(program, mine, by_holder(nodes, node)); };
   const auto between_nodes = [&] {

@@ -18,7 +18,7 @@ Status supports(const Topology& topology, const Collective& collective) {
 Program build_all_gather(const RanksByNode& nodes, const Collective& collective, int rank) {
   const std::vector<int> members = ranks_with_bits_reversed(nodes.ranks());
   ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(members.size()), 1);
-  program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+  program.copy_to_output(own_chunk(rank));
   doubling_all_gather(program, members, own_chunks(members));
   return std::move(program).finish("recursive_doubling");
 }

@@ -164,7 +164,7 @@ Program build_reduce_scatter(const RanksByNode& nodes, const Collective& collect
   const std::vector<int> members = ranks_with_bits_reversed(nodes.ranks());
   ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(members.size()), 1);
   halving_reduce_scatter(program, members, own_chunks(members));
-  program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+  program.copy_to_output(own_chunk(rank));
   return std::move(program).finish("recursive_halving");
 }
 

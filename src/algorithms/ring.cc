@@ -19,7 +19,7 @@ Program build(const RanksByNode& nodes, const Collective& collective, int rank) 
   if (collective.kind != CollectiveKind::all_reduce) {
     const bool gathers = collective.kind == CollectiveKind::all_gather;
     (gathers ? ring_all_gather : ring_reduce_scatter)(program, members, own_chunks(members));
-    program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+    program.copy_to_output(own_chunk(rank));
   } else {
     const Shares shares = one_chunk_each(members.size(), 0, 0);
     ring_reduce_scatter(program, members, shares);

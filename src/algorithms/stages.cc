@@ -110,44 +110,44 @@ void binomial_reduce(ProgramBuilder& program, std::span<const int> members, cons
 
 namespace {
 
-/// The shards of members[first] to the last of its subtree, which is `reach` wide, as they travel together.
-std::vector<Shard> subtree(const ProgramBuilder& program, const Shares& shares, std::size_t first, std::size_t reach) {
+/// The chunks of members[first] to the last of its subtree, which is `reach` wide, as they travel together.
+std::vector<Shard> subtree(const ProgramBuilder& program, std::span<const int> members, std::size_t first, std::size_t reach) {
   std::vector<Shard> run;
-  for (std::size_t i = first; i < std::min(first + reach, shares.size()); ++i) append(run, shares[i], program.joins_shares());
+  for (const int member : members.subspan(first, std::min(reach, members.size() - first)))
+    append(run, own_chunk(member), program.joins_shares());
   return run;
 }
 
 }  // namespace
 
-void binomial_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+void binomial_gather(ProgramBuilder& program, std::span<const int> members) {
   const Position me(program, members);
   if (!me.is_member()) return;
   for (std::size_t distance = 1; distance < me.reach() && me.index() + distance < members.size(); distance *= 2) {
-    for (const Shard& shard : subtree(program, shares, me.index() + distance, distance)) {
+    for (const Shard& shard : subtree(program, members, me.index() + distance, distance)) {
       program.recv(members[me.index() + distance], shard);
     }
   }
   if (me.index() == 0) return;
-  const std::vector<Shard> run = subtree(program, shares, me.index(), me.reach());
-  for (const Shard& own : shares[me.index()]) {
-    // Chunks that travel together must be adjacent.
-    if (std::ranges::none_of(run, [&](const Shard& shard) { return shard.first == own.first && shard.count == own.count; }))
-      program.copy_to_output(own);
-  }
+  const std::vector<Shard> run = subtree(program, members, me.index(), me.reach());
+  // Chunks that travel together must be adjacent.
+  const Shard own = own_chunk(program.rank());
+  if (std::ranges::none_of(run, [&](const Shard& shard) { return shard.first == own.first && shard.count == own.count; }))
+    program.copy_to_output(own);
   for (const Shard& shard : run) program.send(members[me.index() - me.reach()], shard);
 }
 
-void binomial_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+void binomial_scatter(ProgramBuilder& program, std::span<const int> members) {
   const Position me(program, members);
   if (!me.is_member()) return;
   if (me.index() != 0) {
-    for (const Shard& shard : subtree(program, shares, me.index(), me.reach())) {
+    for (const Shard& shard : subtree(program, members, me.index(), me.reach())) {
       program.recv(members[me.index() - me.reach()], shard);
     }
   }
   for (std::size_t distance = me.reach() / 2; distance > 0; distance /= 2) {
     if (me.index() + distance >= members.size()) continue;
-    for (const Shard& shard : subtree(program, shares, me.index() + distance, distance)) {
+    for (const Shard& shard : subtree(program, members, me.index() + distance, distance)) {
       program.send(members[me.index() + distance], shard);
     }
   }
@@ -250,7 +250,7 @@ Shares own_chunks(std::span<const int> members) {
   Shares shares;
   shares.reserve(members.size(), members.size());
   for (const int member : members) {
-    shares.add({0, static_cast<std::uint32_t>(member), 1});
+    shares.add(own_chunk(member));
     shares.end_row();
   }
   return shares;

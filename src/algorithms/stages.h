@@ -81,12 +81,12 @@ void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, c
 /// in scratch: the whole shard.
 void binomial_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
-/// members[0] gets every shard from its owner along a binomial tree: an inner member first collects those of its subtree, in
-/// scratch. Source: Thakur et al., IJHPCA 2005.
-void binomial_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+/// For a message dealt in shares of one chunk: members[0] gets the chunk of each member along a binomial tree. An inner member
+/// first collects those of its subtree, in scratch. Source: Thakur et al., IJHPCA 2005.
+void binomial_gather(ProgramBuilder& program, std::span<const int> members);
 
-/// Every owner gets its shards from members[0], along the same tree in reverse.
-void binomial_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+/// Each member gets its chunk from members[0], along the same tree in reverse.
+void binomial_scatter(ProgramBuilder& program, std::span<const int> members);
 
 /// members[0]'s value goes from each member to the next.
 void chain_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
@@ -124,7 +124,10 @@ std::vector<int> ranks_dealt(const RanksByNode& nodes);
 /// distance exchange halves, each half is one run of ranks.
 std::vector<int> ranks_with_bits_reversed(int ranks);
 
-/// One shard per member, for a message dealt in shares of one chunk: the chunk of its rank, in lane 0.
+/// The share of `rank` in a message dealt in shares of one chunk: the chunk of its number, in lane 0.
+[[nodiscard]] inline Shard own_chunk(int rank) { return {0, static_cast<std::uint32_t>(rank), 1}; }
+
+/// own_chunk() of each member.
 Shares own_chunks(std::span<const int> members);
 
 /// One shard per member: member i owns chunk first + i, in `lane`.

@@ -24,14 +24,13 @@ Status supports(const Topology&, const Collective& collective) {
 
 Program build_shares(const RanksByNode& nodes, const Collective& collective, int rank) {
   const std::vector<int> members = ranks_in_turn_from(nodes, collective.root);
-  const Shard own{0, static_cast<std::uint32_t>(rank), 1};
   ProgramBuilder program(nodes.ranks(), collective, rank, static_cast<std::uint32_t>(members.size()), 1);
   if (collective.kind == CollectiveKind::gather) {
-    binomial_gather(program, members, own_chunks(members));
-    if (rank == collective.root) program.copy_to_output(own);
+    binomial_gather(program, members);
+    if (rank == collective.root) program.copy_to_output(own_chunk(rank));
   } else {
-    binomial_scatter(program, members, own_chunks(members));
-    program.copy_to_output(own);
+    binomial_scatter(program, members);
+    program.copy_to_output(own_chunk(rank));
   }
   return std::move(program).finish("tree");
 }
@@ -46,16 +45,16 @@ Program build(const RanksByNode& nodes, const Collective& collective, int rank) 
     return std::move(program).finish("tree");
   }
   if (deals_in_shares(collective.kind)) return build_shares(nodes, collective, rank);
-  const std::vector<int> leaders = leaders_from(nodes, collective.root);
   const std::vector<int> node = ranks_of_node_from(nodes, nodes.node_of(rank), collective.root);
+  const auto leaders = [&] { return node.front() == rank ? leaders_from(nodes, collective.root) : std::vector<int>(); };
 
   ProgramBuilder program(nodes.ranks(), collective, rank, 1, 1);
   if (collective.kind == CollectiveKind::reduce) {
     binomial_reduce(program, node, {0, 0, 1});
-    binomial_reduce(program, leaders, {0, 0, 1});
+    binomial_reduce(program, leaders(), {0, 0, 1});
     if (nodes.ranks() == 1) program.copy_to_output({0, 0, 1});
   } else {
-    binomial_broadcast(program, leaders, {0, 0, 1});
+    binomial_broadcast(program, leaders(), {0, 0, 1});
     binomial_broadcast(program, node, {0, 0, 1});
   }
   return std::move(program).finish("tree");

@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kMaxSimulatedSteps = 4096;
 constexpr std::size_t kMaxRootedSteps = 32 * kMaxSimulatedSteps;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
+// Enough to tell a chain of thousands of ranks from a tree.
+constexpr int kMostHops = 1024;
 // A simulation shows a rank at most half a percent less busy than the estimate does (SelectorPruning.LowerBoundsHold).
 constexpr double kSimulatedMayBeLess = 0.95;
 // Bytes that a token bucket was observed to let pass at once (probe.cc).
@@ -70,6 +72,24 @@ int acknowledgements(const SizedProgram& rank, const RanksByNode& nodes) {
   return packets;
 }
 
+/// A message to or from `peer`.
+struct Way {
+  int peer = -1;
+  std::size_t bytes = 0;
+};
+
+/// If all that the rank sends (or else receives) has one peer: that peer, and the smallest message.
+std::optional<Way> only_way(const SizedProgram& rank, bool sends) {
+  std::optional<Way> way;
+  for (std::size_t i = 0; i < rank.bytes.size(); ++i) {
+    const Step& step = rank.program.steps[i];
+    if (step.peer < 0 || (step.op == StepOp::send) != sends) continue;
+    if (way && way->peer != step.peer) return {};
+    way = Way{step.peer, std::min(rank.bytes[i], way ? way->bytes : rank.bytes[i])};
+  }
+  return way;
+}
+
 /// Differences between shares change the time little compared with the sum of the shares.
 Collective with_equal_shares(const Collective& collective, int ranks) {
   Collective equal = collective;
@@ -125,7 +145,8 @@ std::optional<double> Prediction::us_up_to(double limit_us, const CallCosts& cos
 double Prediction::least_us(const CallCosts& costs) {
   const SizedProgram& first = program(sample_.front().front());
   const bool bursts = may_burst(costs) && demand_of(first, costs.bursts()->tokens).busy_us() <= costs.bursts()->most_us;
-  return kSimulatedMayBeLess * demand_of(first, bursts ? costs.least() : costs.steady()).busy_us();
+  const CostModel& least = bursts ? costs.least() : costs.steady();
+  return kSimulatedMayBeLess * std::max(demand_of(first, least).busy_us(), path_us(least));
 }
 
 double Prediction::estimate_us(const CostModel& costs) {
@@ -174,10 +195,28 @@ bool Prediction::may_burst(const CallCosts& costs) const noexcept {
   return costs.bursts() && static_cast<double>(collective_.input_bytes()) <= kBurstBytes * nodes_.ranks();
 }
 
-/// A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
+/// A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size.
 bool Prediction::is_simulated() {
   const std::size_t steps = program(0).program.steps.size() * nodes_.in_order().size();
-  return steps <= (is_symmetric() ? kMaxSimulatedSteps : kMaxRootedSteps);
+  return steps <= (has_root(collective_.kind) ? kMaxRootedSteps : kMaxSimulatedSteps);
+}
+
+/// With a root: a time before which no byte has gone its way between the root and a distant rank, or kMostHops of it. Ends at a
+/// rank that has several ways.
+double Prediction::path_us(const CostModel& costs) {
+  if (!has_root(collective_.kind)) return 0;
+  const bool to_root = collective_.kind == CollectiveKind::reduce || collective_.kind == CollectiveKind::gather;
+  const std::span<const int> order = nodes_.in_order();
+  const auto root = std::ranges::find(order, collective_.root);
+  int rank = root == order.begin() ? order.back() : *(root - 1);  // the last one of a chain
+  double us = 0;
+  for (int hop = 0; hop < kMostHops && rank != collective_.root; ++hop) {
+    const auto way = only_way(SizedProgram(algorithm_.build(nodes_, collective_, rank), nodes_, collective_), to_root);
+    if (!way) break;
+    us += costs.flight_us(rank, way->peer) + costs.port_us(rank, way->peer, costs.tile(way->bytes));
+    rank = way->peer;
+  }
+  return us;
 }
 
 /// The time of acknowledgements. In a tree, rank 0 does not represent which rank waits for which.

@@ -74,6 +74,7 @@ class Prediction {
   [[nodiscard]] bool may_burst(const CallCosts& costs) const noexcept;
   [[nodiscard]] bool is_simulated();
   [[nodiscard]] double added_us(const CostModel& costs);
+  [[nodiscard]] double path_us(const CostModel& costs);
   [[nodiscard]] double simulated_us(const CostModel& costs);
   [[nodiscard]] std::optional<double> tokens_us(const CallCosts& costs);
   [[nodiscard]] std::optional<double> estimate_up_to(double limit_us, const CallCosts& costs);
@@ -91,7 +92,8 @@ class Prediction {
 /// equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// A lower bound of predict_us() from the Program of one rank, at a small part of its cost. Precondition as there.
+/// A lower bound of predict_us() from the Program of one rank and, with a root, of those between another rank and it: at a
+/// small part of its cost. Precondition as there.
 double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 /// Only the estimate: latency along the longest chain of hops plus the busy time of the busiest port or core. Assumes that a

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <compare>
 #include <functional>
-#include <map>
 #include <queue>
 #include <string>
 #include <utility>
@@ -62,6 +61,15 @@ struct Event {
   auto operator<=>(const Event&) const = default;
 };
 
+/// A step that sends or receives, and the ranks at the two ends.
+struct End {
+  int from = 0;
+  int to = 0;
+  std::uint32_t unit = 0;
+
+  [[nodiscard]] auto link() const { return std::pair{from, to}; }
+};
+
 class Simulator {
  public:
   explicit Simulator(const Schedule& schedule) : schedule_(schedule), costs_(schedule.topology) {}
@@ -118,13 +126,12 @@ class Simulator {
         units_.back().first_step = i;
         units_.back().bytes = layout.bytes(step.op == StepOp::send ? step.source : step.target).size_bytes;
       }
-      const auto ends = std::pair{program.rank, step.peer};
       if (step.op == StepOp::send) {
-        sends_[ends].push_back(index);
+        sends_.push_back({program.rank, step.peer, index});
         order(std::exchange(last_send[static_cast<std::size_t>(step.peer)], index), index);
       }
       if (step.op == StepOp::recv || step.op == StepOp::recv_reduce) {
-        recvs_[{step.peer, program.rank}].push_back(index);
+        recvs_.push_back({step.peer, program.rank, index});
         ++units_[index].operands;
       }
       for (const std::uint32_t other : dependencies.of(i)) order(base + unit_of_step[other], index);
@@ -132,22 +139,27 @@ class Simulator {
   }
 
   Status match_messages() {
+    std::ranges::stable_sort(sends_, {}, &End::link);
+    std::ranges::stable_sort(recvs_, {}, &End::link);
     senders_.assign(schedule_.programs.size(), 0);
-    for (const auto& [ends, sends] : sends_) {
-      if (schedule_.topology.link_class(ends.first, ends.second) == LinkClass::network)
-        ++senders_[static_cast<std::size_t>(ends.second)];
-      const auto& recvs = recvs_[ends];
-      if (recvs.size() != sends.size()) {
-        return {StatusCode::internal, "rank " + std::to_string(ends.first) + " sends " + std::to_string(sends.size()) +
-                                          " messages to rank " + std::to_string(ends.second) + ", which receives " +
-                                          std::to_string(recvs.size())};
-      }
-      for (std::size_t k = 0; k < sends.size(); ++k) {
-        units_[sends[k]].receiver = recvs[k];
-        ++units_[recvs[k]].missing;
-      }
+    for (std::size_t i = 0; i < std::max(sends_.size(), recvs_.size()); ++i) {
+      if (i == sends_.size() || i == recvs_.size() || sends_[i].link() != recvs_[i].link()) return unmatched(i);
+      const auto [from, to, sender] = sends_[i];
+      const bool is_first = i == 0 || sends_[i - 1].link() != sends_[i].link();
+      if (is_first && schedule_.topology.link_class(from, to) == LinkClass::network) ++senders_[static_cast<std::size_t>(to)];
+      units_[sender].receiver = recvs_[i].unit;
+      ++units_[recvs_[i].unit].missing;
     }
     return {};
+  }
+
+  /// The error for the first message that has one end only.
+  [[nodiscard]] Status unmatched(std::size_t i) const {
+    const bool is_sent = i < sends_.size() && (i == recvs_.size() || sends_[i].link() < recvs_[i].link());
+    const auto link = (is_sent ? sends_ : recvs_)[i].link();
+    const auto count = [&](const std::vector<End>& ends) { return std::to_string(std::ranges::count(ends, link, &End::link)); };
+    return {StatusCode::internal, "rank " + std::to_string(link.first) + " sends " + count(sends_) + " messages to rank " +
+                                      std::to_string(link.second) + ", which receives " + count(recvs_)};
   }
 
   void run_unit(std::uint32_t index) {
@@ -266,8 +278,8 @@ class Simulator {
   CostModel costs_;
   Simulation result_;
   std::vector<Unit> units_;
-  std::map<std::pair<int, int>, std::vector<std::uint32_t>> sends_;
-  std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
+  std::vector<End> sends_;  // of each link in the order of its messages
+  std::vector<End> recvs_;
   std::vector<int> senders_;      // to each rank over the network
   std::vector<double> cores_;     // when each rank's core is free
   std::vector<double> in_ports_;  // when each node's port has taken in all messages on their way
