@@ -58,7 +58,7 @@ struct Event {
   bool is_port = false;
   std::uint32_t index = 0;
 
-  auto operator<=>(const Event&) const = default;
+  auto operator<=>(const Event&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees generated code
 };
 
 /// A step that sends or receives, and the ranks at the two ends.

@@ -77,7 +77,7 @@ struct StreamKey {
   int to = 0;
   int from = 0;
 
-  auto operator<=>(const StreamKey&) const = default;
+  auto operator<=>(const StreamKey&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees generated code
 };
 
 double per_us(double gbyte_s, double bytes) { return gbyte_s > 0 ? bytes / (gbyte_s * kBytesPerUs) : 0; }

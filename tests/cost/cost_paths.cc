@@ -328,10 +328,12 @@ void signature(const Counter& counter) {
 }
 
 /// The choice for one call.
-template <int Nodes, int RanksOfNode, std::size_t Bytes>
+template <int Nodes, int RanksOfNode, std::size_t Bytes, CollectiveKind Kind = CollectiveKind::all_reduce>
 void selector(const Counter& counter) {
   const Topology topology = Topology::uniform(Nodes, RanksOfNode);
-  counter.count([] {}, [&] { require(select(topology, all_reduce_of(Bytes)).status()); });
+  Collective collective = all_reduce_of(Bytes);
+  collective.kind = Kind;
+  counter.count([] {}, [&] { require(select(topology, collective).status()); });
 }
 
 struct Path {
@@ -354,6 +356,8 @@ constexpr Path kPaths[] = {
     {"selector", selector<2, 4, 1 << 20>},
     {"selector_1x32", selector<1, 32, 1 << 10>},
     {"selector_32x8", selector<32, 8, 1 << 20>},
+    {"selector_128x8_broadcast", selector<128, 8, 1 << 10, CollectiveKind::broadcast>},
+    {"selector_128x8_gather", selector<128, 8, 1 << 10, CollectiveKind::gather>},
 };
 
 #ifdef __clang__

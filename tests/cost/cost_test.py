@@ -103,6 +103,8 @@ class TestBudgets:
         self.check("selector")
         self.check("selector_1x32")
         self.check("selector_32x8")
+        self.check("selector_128x8_broadcast")
+        self.check("selector_128x8_gather")
 
     def test_every_path_has_a_budget(self):
         paths = subprocess.run([PROGRAM, "paths"], capture_output=True, text=True, check=True).stdout.split()
