@@ -1,6 +1,9 @@
 // A rank of bench/bubbles: a pipeline whose stages sleep where others compute, so that a step shows only the schedule, the
-// messages and the runtime. Rank 0 prints one line of JSON: the seconds of each measured step.
+// messages and the runtime. With replicas, the gradients of each stage are averaged, too. Rank 0 prints one line of JSON: the
+// seconds of each measured step and, with replicas, of each average by itself.
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -13,10 +16,14 @@
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <shoal/communicator.h>
 
+#include "src/pipeline/layout.h"
+#include "torch_plugin/parallel/replicas/replica_reduction.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace {
 
@@ -40,16 +47,17 @@ class SleepInBackward final : public ::torch::autograd::Function<SleepInBackward
 
 class SleepingStage final : public Unit {
  public:
-  SleepingStage(double forward_ms, double backward_ms) : forward_ms_(forward_ms), backward_ms_(backward_ms) {}
+  SleepingStage(double forward_ms, double backward_ms, std::int64_t parameters)
+      : forward_ms_(forward_ms), backward_ms_(backward_ms), weight_(register_parameter("weight", at::ones({parameters}))) {}
   at::Tensor forward(at::Tensor input) override {
     std::this_thread::sleep_for(Milliseconds(forward_ms_));
-    return SleepInBackward::apply(input * weight_, backward_ms_);
+    return SleepInBackward::apply(input * weight_[0], backward_ms_);
   }
 
  private:
   const double forward_ms_;
   const double backward_ms_;
-  at::Tensor weight_ = register_parameter("weight", at::ones({1}));
+  at::Tensor weight_;
 };
 
 struct Arguments {
@@ -60,6 +68,9 @@ struct Arguments {
   double forward_ms = 20;   // of a rank, all its chunks together
   double backward_ms = 40;  // the same
   int bytes = 64;           // of a message
+  int replicas = 1;
+  double gradient_mib = 0;  // of a rank
+  bool averages = true;
 };
 
 void require(const Status& status) {
@@ -72,28 +83,70 @@ T require(Result<T> result) {
   return std::move(result).value();
 }
 
+std::shared_ptr<ReplicaReduction> average_over(std::unique_ptr<Communicator> replicas,
+                                               const std::vector<std::shared_ptr<Unit>>& chunks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, replicas->rank(), replicas->size());
+  group->setBackend(
+      at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+      c10::make_intrusive<shoal::torch::ProcessGroupShoal>(std::move(replicas), shoal::torch::StartRound{store, 0},
+                                                           c10::make_intrusive<shoal::torch::ProcessGroupShoal::Options>()));
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  group->setGroupName("replicas");
+  return std::make_shared<ReplicaReduction>(chunks, std::move(group));
+}
+
+/// From a barrier to the next one.
+template <typename Work>
+double seconds_of(Communicator& all, const Work& work) {
+  require(all.barrier());
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  require(all.barrier());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void run(const Arguments& arguments) {
   at::set_num_threads(1);
-  const auto communicator = require(Communicator::create());
+  const auto all = require(Communicator::create());
+  const pipeline::Layout layout = require(pipeline::Layout::create(
+      all->size(), all->size() / arguments.replicas, 1, arguments.replicas > 1, require(pipeline::parse_placement("cluster"))));
+  const auto parameters =
+      static_cast<std::int64_t>(std::max(1.0, arguments.gradient_mib * (1 << 20) / sizeof(float) / arguments.chunks));
   std::vector<std::shared_ptr<Unit>> chunks;
   for (int i = 0; i < arguments.chunks; ++i) {
-    chunks.push_back(
-        std::make_shared<SleepingStage>(arguments.forward_ms / arguments.chunks, arguments.backward_ms / arguments.chunks));
+    chunks.push_back(std::make_shared<SleepingStage>(arguments.forward_ms / arguments.chunks,
+                                                     arguments.backward_ms / arguments.chunks, parameters));
   }
+  const auto communicator = require(all->group(layout.group(all->rank(), pipeline::Axis::pipeline)));
+  const auto replicas = require(all->group(layout.group(all->rank(), pipeline::Axis::replica)));
+  std::shared_ptr<ReplicaReduction> average;
+  if (arguments.replicas > 1 && arguments.averages)
+    average = average_over(require(all->group(layout.group(all->rank(), pipeline::Axis::replica))), chunks);
   PipelineModel model(
       chunks, *communicator,
-      {.schedule = require(pipeline::parse_schedule_kind(arguments.pipeline)), .microbatches = arguments.microbatches});
+      {.schedule = require(pipeline::parse_schedule_kind(arguments.pipeline)), .microbatches = arguments.microbatches},
+      average);
   const at::Tensor images = at::randn({arguments.microbatches, arguments.bytes / 4});
   const auto loss = [](const at::Tensor& output, const at::Tensor& /*target*/) { return output.mean(); };
+  std::vector<float> gradients(static_cast<std::size_t>(parameters * arguments.chunks));
   std::vector<double> seconds;
+  std::vector<double> average_seconds;
   for (int step = -2; step < arguments.steps; ++step) {
-    require(communicator->barrier());
-    const auto start = std::chrono::steady_clock::now();
-    model.step(images, {}, loss);
-    require(communicator->barrier());
-    if (step >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    for (const at::Tensor& parameter : model.parameters()) {
+      if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+    }
+    const double whole = seconds_of(*all, [&] { model.step(images, {}, loss); });
+    if (step >= 0) seconds.push_back(whole);
+    if (!average) continue;
+    const double alone = seconds_of(*all, [&] {
+      require(replicas->all_reduce(gradients.data(), gradients.data(), gradients.size(), DataType::float32, ReduceOp::sum));
+    });
+    if (step >= 0) average_seconds.push_back(alone);
   }
-  if (communicator->rank() == 0) std::puts(nlohmann::json{{"seconds", seconds}}.dump().c_str());
+  nlohmann::json result{{"seconds", seconds}};
+  if (average) result["average_seconds"] = average_seconds;
+  if (all->rank() == 0) std::puts(result.dump().c_str());
 }
 
 }  // namespace
@@ -108,6 +161,9 @@ int main(int argc, char** argv) {
   app.add_option("--forward-ms", arguments.forward_ms, "of a rank for a microbatch")->check(CLI::NonNegativeNumber);
   app.add_option("--backward-ms", arguments.backward_ms)->check(CLI::NonNegativeNumber);
   app.add_option("--bytes", arguments.bytes, "of a message between stages")->check(CLI::Range(4, 1 << 30));
+  app.add_option("--replicas", arguments.replicas, "pipelines; the ranks are divided among them")->check(CLI::PositiveNumber);
+  app.add_option("--gradient-mib", arguments.gradient_mib, "of a rank")->check(CLI::NonNegativeNumber);
+  app.add_flag("!--without-averages", arguments.averages, "replicas keep their own gradients");
   CLI11_PARSE(app, argc, argv);
   try {
     run(arguments);

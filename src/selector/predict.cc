@@ -202,9 +202,9 @@ bool Prediction::is_simulated() {
 }
 
 /// With a root: a time before which no byte has gone its way between the root and a distant rank, or kMostHops of it. Ends at a
-/// rank that has several ways.
+/// rank that has several ways. 0 where the prediction is an estimate, which does not show the way.
 double Prediction::path_us(const CostModel& costs) {
-  if (!has_root(collective_.kind)) return 0;
+  if (!has_root(collective_.kind) || !is_simulated()) return 0;
   const bool to_root = collective_.kind == CollectiveKind::reduce || collective_.kind == CollectiveKind::gather;
   const std::span<const int> order = nodes_.in_order();
   const auto root = std::ranges::find(order, collective_.root);
