@@ -85,6 +85,7 @@ class TestPipelineTraining:
         assert row["peak_bytes_predicted"] <= int(limit) and row["peak_bytes"] < kept["peak_bytes"]
         check_memory(row)
 
+    @pytest.mark.long
     def test_recomputed_units_train_alike_in_less_memory(self):
         profile, cuts = self.path("p.json"), self.path("cuts.json")
         run(TRAIN, "--dataset", "synthetic", "--model", "shufflenet_v2_x0.5", "--batch", "2", "--threads", "1", "--profile-out", profile)
@@ -123,6 +124,7 @@ class TestPipelineTraining:
         assert ranks[0]["parameters"] != ranks[2]["parameters"]
         assert 0 <= row["accuracy"] <= 1 and row["replicas"] == 2
 
+    @pytest.mark.long
     def test_slices_train_as_whole_layers(self):
         slices = ("--pipeline", "1f1b", "--partitions", "2", "--microbatches", "2", "--tensor-parallel", "2", "--clip-norm", "1", "--batch", "8")
         row, done = self.train(*slices, "--evaluate", "--checkpoint", self.path("saved"), "--full-checkpoint", ranks=4)
