@@ -20,7 +20,6 @@
 
 #include <shoal/communicator.h>
 
-#include "src/pipeline/layout.h"
 #include "torch_plugin/parallel/replicas/replica_reduction.h"
 #include "torch_plugin/parallel/runtime/pipeline_model.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
@@ -109,8 +108,6 @@ double seconds_of(Communicator& all, const Work& work) {
 void run(const Arguments& arguments) {
   at::set_num_threads(1);
   const auto all = require(Communicator::create());
-  const pipeline::Layout layout = require(pipeline::Layout::create(
-      all->size(), all->size() / arguments.replicas, 1, arguments.replicas > 1, require(pipeline::parse_placement("cluster"))));
   const auto parameters =
       static_cast<std::int64_t>(std::max(1.0, arguments.gradient_mib * (1 << 20) / sizeof(float) / arguments.chunks));
   std::vector<std::shared_ptr<Unit>> chunks;
@@ -118,11 +115,12 @@ void run(const Arguments& arguments) {
     chunks.push_back(std::make_shared<SleepingStage>(arguments.forward_ms / arguments.chunks,
                                                      arguments.backward_ms / arguments.chunks, parameters));
   }
-  const auto communicator = require(all->group(layout.group(all->rank(), pipeline::Axis::pipeline)));
-  const auto replicas = require(all->group(layout.group(all->rank(), pipeline::Axis::replica)));
+  const int stages = all->size() / arguments.replicas;
+  const auto communicator = require(all->split(all->rank() / stages, all->rank()));
+  const auto replicas = require(all->split(all->rank() % stages, all->rank()));
   std::shared_ptr<ReplicaReduction> average;
   if (arguments.replicas > 1 && arguments.averages)
-    average = average_over(require(all->group(layout.group(all->rank(), pipeline::Axis::replica))), chunks);
+    average = average_over(require(all->split(all->rank() % stages, all->rank())), chunks);
   PipelineModel model(
       chunks, *communicator,
       {.schedule = require(pipeline::parse_schedule_kind(arguments.pipeline)), .microbatches = arguments.microbatches},
