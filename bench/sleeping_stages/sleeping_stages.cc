@@ -115,6 +115,10 @@ void run(const Arguments& arguments) {
     chunks.push_back(std::make_shared<SleepingStage>(arguments.forward_ms / arguments.chunks,
                                                      arguments.backward_ms / arguments.chunks, parameters));
   }
+  if (all->size() % arguments.replicas != 0) {
+    throw std::runtime_error("--replicas " + std::to_string(arguments.replicas) + " does not divide the " +
+                             std::to_string(all->size()) + " ranks; give a divisor");
+  }
   const int stages = all->size() / arguments.replicas;
   const auto communicator = require(all->split(all->rank() / stages, all->rank()));
   const auto replicas = require(all->split(all->rank() % stages, all->rank()));

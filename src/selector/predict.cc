@@ -73,21 +73,21 @@ int acknowledgements(const SizedProgram& rank, const RanksByNode& nodes) {
 }
 
 /// A message to or from `peer`.
-struct Way {
+struct Hop {
   int peer = -1;
   std::size_t bytes = 0;
 };
 
 /// If all that the rank sends (or else receives) has one peer: that peer, and the smallest message.
-std::optional<Way> only_way(const SizedProgram& rank, bool sends) {
-  std::optional<Way> way;
+std::optional<Hop> only_hop(const SizedProgram& rank, bool sends) {
+  std::optional<Hop> hop;
   for (std::size_t i = 0; i < rank.bytes.size(); ++i) {
     const Step& step = rank.program.steps[i];
     if (step.peer < 0 || (step.op == StepOp::send) != sends) continue;
-    if (way && way->peer != step.peer) return {};
-    way = Way{step.peer, std::min(rank.bytes[i], way ? way->bytes : rank.bytes[i])};
+    if (hop && hop->peer != step.peer) return {};
+    hop = Hop{step.peer, std::min(rank.bytes[i], hop ? hop->bytes : rank.bytes[i])};
   }
-  return way;
+  return hop;
 }
 
 /// Differences between shares change the time little compared with the sum of the shares.
@@ -201,8 +201,8 @@ bool Prediction::is_simulated() {
   return steps <= (has_root(collective_.kind) ? kMaxRootedSteps : kMaxSimulatedSteps);
 }
 
-/// With a root: a time before which no byte has gone its way between the root and a distant rank, or kMostHops of it. Ends at a
-/// rank that has several ways. 0 where the prediction is an estimate, which does not show the way.
+/// With a root: a lower bound of the time of the first tile on its path between the root and the last rank, over at most
+/// kMostHops hops, up to a rank that has several peers. 0 where the prediction is an estimate, which does not follow paths.
 double Prediction::path_us(const CostModel& costs) {
   if (!has_root(collective_.kind) || !is_simulated()) return 0;
   const bool to_root = collective_.kind == CollectiveKind::reduce || collective_.kind == CollectiveKind::gather;
@@ -210,11 +210,11 @@ double Prediction::path_us(const CostModel& costs) {
   const auto root = std::ranges::find(order, collective_.root);
   int rank = root == order.begin() ? order.back() : *(root - 1);  // the last one of a chain
   double us = 0;
-  for (int hop = 0; hop < kMostHops && rank != collective_.root; ++hop) {
-    const auto way = only_way(SizedProgram(algorithm_.build(nodes_, collective_, rank), nodes_, collective_), to_root);
-    if (!way) break;
-    us += costs.flight_us(rank, way->peer) + costs.port_us(rank, way->peer, costs.tile(way->bytes));
-    rank = way->peer;
+  for (int hops = 0; hops < kMostHops && rank != collective_.root; ++hops) {
+    const auto hop = only_hop(SizedProgram(algorithm_.build(nodes_, collective_, rank), nodes_, collective_), to_root);
+    if (!hop) break;
+    us += costs.flight_us(rank, hop->peer) + costs.port_us(rank, hop->peer, costs.tile(hop->bytes));
+    rank = hop->peer;
   }
   return us;
 }

@@ -92,8 +92,8 @@ class Prediction {
 /// equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// A lower bound of predict_us() from the Program of one rank and, with a root, of those between another rank and it: at a
-/// small part of its cost. Precondition as there.
+/// A lower bound of predict_us() from the Program of one rank and, with a root, of those on the path to a distant rank: at
+/// a small part of its cost. Precondition as there.
 double least_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 /// Only the estimate: latency along the longest chain of hops plus the busy time of the busiest port or core. Assumes that a
