@@ -41,13 +41,27 @@ std::vector<std::span<const int>> sample_of(const RanksByNode& nodes, const Coll
     if (nodes[node].size() < nodes[smallest].size()) smallest = node;
     if (nodes[node].size() >= nodes[largest].size()) largest = node;
   }
-  // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
+  // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two. A
+  // prediction leaves out those that turn out to have the same role (repeats_earlier()).
   std::set<std::size_t> others{largest, 1, nodes.nodes() / 2};
   if (has_root(collective.kind)) others.insert(nodes.node_of(collective.root));
   others.erase(smallest);
   std::vector<std::span<const int>> sample{nodes[smallest]};
   for (const std::size_t node : others) sample.push_back(nodes[node]);
   return sample;
+}
+
+/// Whether both ranks do the same operations on as many bytes over the same class of link, in the same order.
+bool have_one_role(const SizedProgram& a, const SizedProgram& b, const RanksByNode& nodes) {
+  const auto& steps_a = a.program.steps;
+  const auto& steps_b = b.program.steps;
+  if (steps_a.size() != steps_b.size() || a.flows != b.flows || a.bytes != b.bytes) return false;
+  const auto is_wire = [&](const SizedProgram& rank, const Step& step) {
+    return step.peer >= 0 && nodes.node_of(step.peer) != nodes.node_of(rank.program.rank);
+  };
+  return std::ranges::equal(steps_a, steps_b, [&](const Step& of_a, const Step& of_b) {
+    return of_a.op == of_b.op && of_a.lane == of_b.lane && is_wire(a, of_a) == is_wire(b, of_b);
+  });
 }
 
 /// Pure acknowledgement packets of rank 0. A message of a single packet causes one if its receiver does not answer with a
@@ -151,8 +165,9 @@ double Prediction::least_us(const CallCosts& costs) {
 
 double Prediction::estimate_us(const CostModel& costs) {
   double most_us = 0;
-  for (const std::span<const int> node : sample_) {
-    const std::vector<const SizedProgram*> programs = programs_of(node);
+  for (std::size_t i = 0; i < sample_.size(); ++i) {
+    if (repeats_earlier(i)) continue;
+    const std::vector<const SizedProgram*> programs = programs_of(sample_[i]);
     Demand demand;
     for (const SizedProgram* rank : programs) demand.add_rank(demand_of(*rank, costs));
     most_us = std::max(most_us, node_us(programs, demand, costs));
@@ -162,9 +177,10 @@ double Prediction::estimate_us(const CostModel& costs) {
 
 double Prediction::busy_us(const CostModel& costs) {
   double most_us = 0;
-  for (const std::span<const int> node : sample_) {
+  for (std::size_t i = 0; i < sample_.size(); ++i) {
+    if (repeats_earlier(i)) continue;
     Demand demand;
-    for (const int rank : node) demand.add_rank(demand_of(program(rank), costs));
+    for (const int rank : sample_[i]) demand.add_rank(demand_of(program(rank), costs));
     most_us = std::max(most_us, demand.busy_us());
   }
   return most_us;
@@ -184,6 +200,19 @@ std::vector<const SizedProgram*> Prediction::programs_of(std::span<const int> no
   std::vector<const SizedProgram*> programs;
   for (const int rank : node) programs.push_back(&program(rank));
   return programs;
+}
+
+/// Whether node `i` of the sample has as many ranks as an earlier one, and their first and last ranks have the same roles. Then
+/// the ranks between them have too where Programs have a step for each rank of the job, as in a ring: so a part of these long
+/// Programs serves. In trees and exchanges of pairs, whose Programs are short, they may have other roles.
+bool Prediction::repeats_earlier(std::size_t i) {
+  const std::span<const int> node = sample_[i];
+  if (program(node.front()).program.steps.size() < nodes_.in_order().size()) return false;
+  const auto is_repeated = [&](std::span<const int> earlier) {
+    return earlier.size() == node.size() && have_one_role(program(earlier.front()), program(node.front()), nodes_) &&
+           have_one_role(program(earlier.back()), program(node.back()), nodes_);
+  };
+  return std::any_of(sample_.begin(), sample_.begin() + static_cast<std::ptrdiff_t>(i), is_repeated);
 }
 
 bool Prediction::is_symmetric() const noexcept {
@@ -276,9 +305,10 @@ std::optional<double> Prediction::estimate_up_to(double limit_us, const CallCost
   std::optional<Rating> burst;  // until the tokens of a node show that the call is none
   if (may_burst(costs)) burst.emplace(costs.bursts()->model, *this);
   double tokens_us = 0;
-  for (const std::span<const int> node : sample_) {
+  for (std::size_t i = 0; i < sample_.size(); ++i) {
+    if (repeats_earlier(i)) continue;
     Demand tokens;
-    for (const int rank : node) {
+    for (const int rank : sample_[i]) {
       const SizedProgram& sized = program(rank);
       steady.add_rank(sized);
       if (burst) {

@@ -70,6 +70,7 @@ class Prediction {
 
   [[nodiscard]] const SizedProgram& program(int rank);
   [[nodiscard]] std::vector<const SizedProgram*> programs_of(std::span<const int> node);
+  [[nodiscard]] bool repeats_earlier(std::size_t i);
   [[nodiscard]] bool is_symmetric() const noexcept;
   [[nodiscard]] bool may_burst(const CallCosts& costs) const noexcept;
   [[nodiscard]] bool is_simulated();

@@ -161,32 +161,31 @@ int links_needed(const Algorithm& algorithm, const RanksByNode& nodes, const Top
   return static_cast<int>(most);
 }
 
-/// Marks the candidates that need more connections than a process has descriptors for.
-void check_links(std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective, int most_links) {
-  if (most_links == 0) return;
-  const RanksByNode nodes(topology);
-  for (Candidate& candidate : candidates) {
-    if (!candidate.status.ok()) continue;
-    const int needed = links_needed(*candidate.algorithm, nodes, topology, collective);
-    if (needed <= most_links) continue;
-    candidate.status = Status(
-        StatusCode::system_error,
-        fmt::format("{} by algorithm {} needs connections with {} ranks of other hosts, but a rank has descriptors for {}; "
-                    "raise the limit of open files (ulimit -n) on all hosts",
-                    to_string(collective.kind), candidate.algorithm->name, needed, most_links));
-  }
+/// The error of an algorithm that needs more connections than a process has descriptors for. 0 `most_links`: no limit.
+Status check_links(const Algorithm& algorithm, const Topology& topology, const Collective& collective, int most_links) {
+  if (most_links == 0) return {};
+  const int needed = links_needed(algorithm, RanksByNode(topology), topology, collective);
+  if (needed <= most_links) return {};
+  return {StatusCode::system_error,
+          fmt::format("{} by algorithm {} needs connections with {} ranks of other hosts, but a rank has descriptors for {}; "
+                      "raise the limit of open files (ulimit -n) on all hosts",
+                      to_string(collective.kind), algorithm.name, needed, most_links)};
 }
+
+/// Algorithms that were chosen and cannot serve the call for want of descriptors, and why.
+using LackLinks = std::map<const Algorithm*, Status>;
 
 /// Every algorithm with its time in the table and in the model if `model_always`. Otherwise the algorithms that can be chosen:
 /// with their times in the table or, if it has none, in the model.
 std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
-                                Predictions& predictions, bool model_always, int most_links = 0) {
+                                Predictions& predictions, bool model_always, const LackLinks& lack_links = {}) {
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : algorithms()) {
-    if (!repeats_another(algorithm, topology))
-      candidates.push_back({&algorithm, check_support(algorithm, topology, collective), {}, 0});
+    if (repeats_another(algorithm, topology)) continue;
+    const auto lacks = lack_links.find(&algorithm);
+    const Status status = lacks == lack_links.end() ? check_support(algorithm, topology, collective) : lacks->second;
+    candidates.push_back({&algorithm, status, {}, 0});
   }
-  check_links(candidates, topology, collective, most_links);
   bool measured = false;
   for (Candidate& candidate : candidates) {
     if (candidate.status.ok() && tuned != nullptr)
@@ -367,12 +366,20 @@ Result<Choice> select(const Topology& topology, const Collective& collective, st
   const bool by_classes = costs == ChoiceCosts::classes && order_shows(collective);
   const Topology rated = by_classes ? by_class(topology) : topology;
   Predictions predictions(rated, collective);
-  const auto ranking = best(rate_all(rated, collective, tuned, predictions, false, most_links), predictions, rated, collective);
-  if (!ranking.ok()) return ranking.status();
-  Choice choice = ranking->choice;
-  if (by_classes && choice.basis == ChoiceBasis::model)
-    choice.predicted_us = predictions.of(*choice.algorithm).us(CallCosts(topology));
-  return choice;
+  // Only of an algorithm that would be chosen: to find the links of all takes as long as to rate them.
+  for (LackLinks lack_links;;) {
+    const auto ranking =
+        best(rate_all(rated, collective, tuned, predictions, false, lack_links), predictions, rated, collective);
+    if (!ranking.ok()) return ranking.status();
+    Choice choice = ranking->choice;
+    if (Status status = check_links(*choice.algorithm, topology, collective, most_links); !status.ok()) {
+      lack_links.emplace(choice.algorithm, std::move(status));
+      continue;
+    }
+    if (by_classes && choice.basis == ChoiceBasis::model)
+      choice.predicted_us = predictions.of(*choice.algorithm).us(CallCosts(topology));
+    return choice;
+  }
 }
 
 Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,

@@ -358,6 +358,7 @@ constexpr Path kPaths[] = {
     {"selector_32x8", selector<32, 8, 1 << 20>},
     {"selector_128x8_broadcast", selector<128, 8, 1 << 10, CollectiveKind::broadcast>},
     {"selector_128x8_gather", selector<128, 8, 1 << 10, CollectiveKind::gather>},
+    {"selector_128x8_reduce_scatter", selector<128, 8, 1 << 10, CollectiveKind::reduce_scatter>},
 };
 
 #ifdef __clang__

@@ -105,6 +105,7 @@ class TestBudgets:
         self.check("selector_32x8")
         self.check("selector_128x8_broadcast")
         self.check("selector_128x8_gather")
+        self.check("selector_128x8_reduce_scatter")
 
     def test_every_path_has_a_budget(self):
         paths = subprocess.run([PROGRAM, "paths"], capture_output=True, text=True, check=True).stdout.split()

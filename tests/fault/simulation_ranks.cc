@@ -31,8 +31,18 @@ struct ConnectedEnd {
   std::vector<std::unique_ptr<Link>> links;
 };
 
-/// Connects the ranks in one thread: while one rank waits for its peers, the next one connects.
-std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks) {
+/// The other ranks of the node of `rank`.
+std::vector<int> local_peers(int rank, const Topology& topology) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < topology.ranks(); ++peer) {
+    if (topology.link_class(rank, peer) == LinkClass::shared_memory) peers.push_back(peer);
+  }
+  return peers;
+}
+
+/// Connects the ranks in one thread: while one rank waits for its peers, the next one connects. `topology`: only with ranks of
+/// other nodes of it.
+std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks, const Topology* topology = nullptr) {
   HubEnds ends(hub, ranks);
   std::vector<ConnectedEnd> connected(static_cast<std::size_t>(ranks));
   int next = 0;
@@ -43,6 +53,7 @@ std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks) {
     std::vector<std::string> addresses;
     for (int peer = 0; peer < ranks; ++peer) {
       if (static_cast<std::size_t>(peer) == rank) continue;
+      if (topology != nullptr && topology->link_class(static_cast<int>(rank), peer) != LinkClass::network) continue;
       peers.push_back(peer);
       addresses.push_back(ends.addresses[static_cast<std::size_t>(peer)]);
     }
@@ -61,7 +72,7 @@ std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks) {
 std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, LoopbackHub& data_hub,
                                                       LoopbackHub& control_hub) {
   auto data = connect_all(data_hub, scenario.ranks());
-  auto control = connect_all(control_hub, scenario.ranks());
+  auto control = connect_all(control_hub, scenario.ranks(), scenario.board ? &scenario.topology : nullptr);
   std::vector<std::shared_ptr<Executor>> executors;
   for (int rank = 0; rank < scenario.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
@@ -74,7 +85,11 @@ std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, 
     parts.links = std::move(data[at].links);
     parts.transport_of_link.assign(parts.links.size(), 0);
     parts.transports.push_back(std::move(data[at].transport));
-    parts.control = std::make_unique<ControlPlane>(std::move(control[at].transport), std::move(control[at].links));
+    parts.control = control[at].links.empty()
+                        ? std::make_unique<ControlPlane>()
+                        : std::make_unique<ControlPlane>(std::move(control[at].transport), std::move(control[at].links));
+    if (const auto local = local_peers(rank, scenario.topology); scenario.board && !local.empty())
+      parts.control->add(std::make_unique<LocalControl>(*parts.transports.back(), rank, local));
     auto engine = std::make_shared<ProgressEngine>(std::move(parts));
     executors.push_back(
         std::move(Executor::create(engine, Group::whole(engine->parts().rank, engine->parts().topology))).value());

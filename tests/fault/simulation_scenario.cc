@@ -181,16 +181,22 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.burst = draw.one_of(std::array{0, 8, 14});
   scenario.think_ns = draw.one_of(std::array{0, 0, 3000, 300'000});
   draw_fault(draw, scenario);
+  scenario.board = draw.chance(2);
+  if (scenario.board) {
+    scenario.wire.node_of_rank = scenario.topology.node_of_rank;
+    // The smallest that a board can use, so that slow ranks are in the way of others, or as much as src/join gives it.
+    scenario.wire.notice_bytes = std::size_t{ranks < kHundredsOfRanks && draw.chance(2) ? 64U : 24U} << 10;
+  }
   return scenario;
 }
 
 std::string Scenario::text() const {
   std::string text = fmt::format(
-      "seed {}: {} ranks ({}), tiles of {} ({} in nodes) x {}, window {}, delay {} us, refused {:.1f}, {} copies, timeout {} "
-      "ms, "
-      "{}; fault {} of rank {}",
+      "seed {}: {} ranks ({}), tiles of {} ({} in nodes) x {}, window {}, delay {} us, refused {:.1f}, {} copies, control by "
+      "{}, timeout {} ms, {}; fault {} of rank {}",
       seed, ranks(), topology.shape(), wire.tile_bytes, tile_bytes, wire.capacity_tiles, wire.window_bytes,
       wire.mean_delay.count(), wire.refuse_probability, wire.late_copy ? "late" : "early",
+      board ? fmt::format("boards of {} bytes a rank", wire.notice_bytes) : "links",
       std::chrono::duration_cast<milliseconds>(timeout).count(), leaves ? "ranks leave when done" : "ranks stay",
       kFaultNames[static_cast<std::size_t>(fault)], culprit);
   if (fault == Fault::pause || fault == Fault::stop || fault == Fault::kill || fault == Fault::abort)

@@ -42,6 +42,7 @@ struct Scenario {
   Topology topology;
   LoopbackOptions wire;
   LoopbackOptions control;
+  bool board = false;          ///< control messages inside a node go through shared memory, not over `control`
   std::size_t tile_bytes = 0;  ///< inside a node; between nodes tiles may be larger
   std::vector<SimulatedCall> calls;
   std::chrono::nanoseconds timeout{};  ///< of each call

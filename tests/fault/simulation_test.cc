@@ -1,7 +1,7 @@
 // The engine on the loopback transport in one thread with a simulated clock: everything depends on the seed alone, so a seed
-// that fails does so again, step for step. Delays, refusals, late copies, small links, ranks that are late, pause, die, abort
-// or disagree: every seed ends with right results or with the error for its fault, within the times of
-// src/diagnosis/failures.md.
+// that fails does so again, step for step. Delays, refusals, late copies, small links, control messages over links or by shared
+// memory, ranks that are late, pause, die, abort or disagree: every seed ends with right results or with the error for its
+// fault, within the times of src/diagnosis/failures.md.
 //
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, other seeds than the default. SHOAL_TEST_TRACE=1 shows each
 // step.
@@ -49,9 +49,11 @@ struct Effects {
   std::array<std::uint64_t, kFaultNames.size()> seeds{};
   std::array<std::uint64_t, kFaultNames.size()> began{};
   std::array<std::uint64_t, kFaultNames.size()> failed{};
+  std::uint64_t boards = 0;
 
-  void count(Fault fault, const Report& report) {
-    const auto at = static_cast<std::size_t>(fault);
+  void count(const Scenario& scenario, const Report& report) {
+    const auto at = static_cast<std::size_t>(scenario.fault);
+    boards += scenario.board;
     ++seeds[at];
     began[at] += report.fault_began;
     failed[at] += report.failed_calls > 0;
@@ -63,6 +65,7 @@ struct Effects {
     for (const Fault fault : {Fault::absent, Fault::stop, Fault::kill, Fault::abort, Fault::mismatch})
       EXPECT_GT(failed[static_cast<std::size_t>(fault)], seeds[static_cast<std::size_t>(fault)] / 2) << name(fault);
     for (const Fault fault : {Fault::none, Fault::late}) EXPECT_GT(seeds[static_cast<std::size_t>(fault)], 0U) << name(fault);
+    EXPECT_GT(boards, kEnoughToSeeAll / 4) << "control messages by shared memory";
   }
   static std::string_view name(Fault fault) { return kFaultNames[static_cast<std::size_t>(fault)]; }
 };
@@ -77,7 +80,7 @@ TEST(Simulation, EverySeedCompletesOrReportsItsFault) {
     for (std::uint64_t seed = seeds.first + part; seed < seeds.end() && failed < kMostFailedSeeds; seed += parts) {
       const Report report = run_seed(seed);
       failed += !report.complaints.empty();
-      effects.count(make_scenario(seed).fault, report);
+      effects.count(make_scenario(seed), report);
     }
     if (failed == 0 && seeds.count / parts >= kEnoughToSeeAll) effects.expect_all();
     EXPECT_EQ(threads(), threads_before) << "the library has started a thread, which no seed controls";

@@ -72,6 +72,39 @@ TEST(SelectorPruning, LowerBoundsHold) {
   EXPECT_GT(close, 200) << "the bounds are so low that they exclude nothing";
 }
 
+/// The estimate from all ranks of the nodes that represent equal ones.
+double estimate_of_all(const Algorithm& algorithm, const RanksByNode& nodes, const Collective& collective,
+                       const CostModel& costs) {
+  double most_us = 0;
+  for (const std::size_t node : {std::size_t{0}, std::size_t{1}, nodes.nodes() / 2, nodes.nodes() - 1}) {
+    std::vector<SizedProgram> programs;
+    Demand demand;
+    for (const int rank : nodes[node]) {
+      programs.emplace_back(algorithm.build(nodes, collective, rank), nodes, collective);
+      demand.add_rank(demand_of(programs.back(), costs));
+    }
+    std::vector<const SizedProgram*> pointers;
+    for (const SizedProgram& program : programs) pointers.push_back(&program);
+    most_us = std::max(most_us, node_us(pointers, demand, costs));
+  }
+  return most_us;
+}
+
+TEST(SelectorPruning, NodesLeftOutHaveTheSameEstimate) {
+  for_each_call(
+      {std::vector<int>(32, 4), std::vector<int>(33, 3), std::vector<int>(17, 8), std::vector<int>(64, 1)},
+      {64, 16 << 10, 4 << 20}, [&](const Topology& topology, const Collective& collective) {
+        const RanksByNode nodes(topology);
+        const CostModel costs(topology);
+        for (const Algorithm& algorithm : algorithms()) {
+          if (!algorithm.supports(topology, collective).ok() || algorithm.hidden_hops != nullptr) continue;
+          if (has_root(collective.kind)) continue;  // the root's node represents only itself
+          EXPECT_DOUBLE_EQ(estimate_us(algorithm, topology, collective), estimate_of_all(algorithm, nodes, collective, costs))
+              << algorithm.name << " " << collective.count << " on " << topology.shape();
+        }
+      });
+}
+
 TEST(SelectorPruning, LimitedPredictionsAreExact) {
   int ended = 0;
   for_each_call(shapes_and({{5, 2, 4}, {20, 1, 9}, std::vector<int>(24, 2)}), {64, 16 << 10, 1 << 20},

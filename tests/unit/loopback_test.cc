@@ -157,6 +157,38 @@ TEST(Loopback, KillsTheRankAfterTheGivenNumberOfTiles) {
   EXPECT_FALSE(net.link(1, 0).status().ok());
 }
 
+TEST(Loopback, RanksOfANodeShareMemoryForNotices) {
+  LoopbackOptions options;
+  EXPECT_TRUE(Net(2, options).ends[0]->notice_memory().empty());
+  options.node_of_rank = {0, 1, 0};
+  options.notice_bytes = 100;
+  Net net(3, options);
+  const auto shared = net.ends[0]->notice_memory();
+  ASSERT_EQ(shared.size(), 200U);
+  EXPECT_EQ(net.ends[2]->notice_memory().data(), shared.data());
+  EXPECT_EQ(net.ends[1]->notice_memory().size(), 100U);
+  EXPECT_NE(net.ends[1]->notice_memory().data(), shared.data());
+}
+
+TEST(Loopback, EndsOfPeersInTheNodeAreReportedOnce) {
+  LoopbackOptions options;
+  options.node_of_rank = {0, 1, 0};
+  options.notice_bytes = 100;
+  Net net(3, options);
+  const auto ended = [&] {
+    net.ends[0]->progress();
+    std::vector<Link*> links;
+    net.ends[0]->take_ended(links, true);
+    return links;
+  };
+  EXPECT_TRUE(ended().empty());
+  net.hub.kill(1);
+  EXPECT_TRUE(ended().empty()) << "a rank of another node";
+  net.hub.kill(2);
+  EXPECT_EQ(ended(), std::vector<Link*>{&net.link(0, 2)});
+  EXPECT_TRUE(ended().empty()) << "reported twice";
+}
+
 TEST(Loopback, BadOptionsAreRefused) {
   const auto refused = [](int ranks, LoopbackOptions options) {
     return LoopbackHub::create(ranks, options).status().code() == StatusCode::invalid_argument;
@@ -167,6 +199,8 @@ TEST(Loopback, BadOptionsAreRefused) {
   EXPECT_TRUE(refused(2, {.mean_delay = -1us}));
   EXPECT_TRUE(refused(2, {.refuse_probability = 1.0}));
   EXPECT_TRUE(refused(2, {.kill_rank = 2}));
+  EXPECT_TRUE(refused(2, {.node_of_rank = {0}}));
+  EXPECT_TRUE(refused(2, {.node_of_rank = {0, 2}}));
   LoopbackHub hub = std::move(LoopbackHub::create(2)).value();
   EXPECT_FALSE(hub.make_transport(2).ok());
   EXPECT_TRUE(hub.make_transport(1).ok());

@@ -78,10 +78,21 @@ struct LoopbackHub::State {
     std::vector<std::byte> window_memory;
     std::span<std::byte> window;
   };
+  /// The memory for notices of one node.
+  struct Notices {
+    std::size_t bytes = 0;
+    std::vector<std::byte> memory;
+    std::span<std::byte> span;
+  };
 
   State(int ranks, const LoopbackOptions& the_options) : options(the_options), rank(static_cast<std::size_t>(ranks)) {
     for (Rank& r : rank) r.window = aligned(r.window_memory, options.window_bytes);
     common = aligned(common_memory, options.common_bytes);
+    for (const int node : options.node_of_rank) {
+      notices.resize(std::max(notices.size(), static_cast<std::size_t>(node) + 1));
+      notices[static_cast<std::size_t>(node)].bytes += options.notice_bytes;
+    }
+    for (Notices& of_node : notices) of_node.span = aligned(of_node.memory, of_node.bytes);
     for (int from = 0; from < ranks; ++from) {
       for (int to = 0; to < ranks; ++to) {
         channels.push_back(from == to ? nullptr : std::make_unique<Channel>(options, from, to));
@@ -89,16 +100,21 @@ struct LoopbackHub::State {
     }
   }
 
-  /// `bytes` bytes of `memory`, aligned to a cache line.
+  /// `bytes` bytes of `memory`, aligned to a page.
   static std::span<std::byte> aligned(std::vector<std::byte>& memory, std::size_t bytes) {
+    constexpr std::size_t kPageBytes = 4096;
     if (bytes == 0) return {};
-    memory.resize(bytes + 63);
+    memory.resize(bytes + kPageBytes - 1);
     void* start = memory.data();
     std::size_t space = memory.size();
-    return {static_cast<std::byte*>(std::align(64, bytes, start, space)), bytes};
+    return {static_cast<std::byte*>(std::align(kPageBytes, bytes, start, space)), bytes};
   }
 
   [[nodiscard]] int ranks() const { return static_cast<int>(rank.size()); }
+  /// Precondition: the options name nodes.
+  [[nodiscard]] std::size_t node_of(int index) const {
+    return static_cast<std::size_t>(options.node_of_rank[static_cast<std::size_t>(index)]);
+  }
   Rank& at(int index) { return rank[static_cast<std::size_t>(index)]; }
   Channel& channel(int from, int to) {
     return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)];
@@ -128,6 +144,7 @@ struct LoopbackHub::State {
   std::vector<Rank> rank;
   std::vector<std::byte> common_memory;
   std::span<std::byte> common;
+  std::vector<Notices> notices;                    ///< by node
   std::vector<std::unique_ptr<Channel>> channels;  ///< by sender, then receiver; null for a rank to itself
 };
 
@@ -225,6 +242,9 @@ class LoopbackLink final : public Link {
            out_.copied() > copied_ || (status_.ok() && broken(view));
   }
 
+  /// Whether the link has ended, once.
+  [[nodiscard]] bool take_end() { return !status_.ok() && !std::exchange(end_taken_, true); }
+
   bool active = false;  ///< take_active() is to report it
 
   static void kill(State& state, int rank) {
@@ -252,6 +272,7 @@ class LoopbackLink final : public Link {
   std::uint64_t copied_ = 0;   ///< sent_tiles() that progress() has reported
   bool waits_ = false;         ///< a send found no room
   bool refused_ = false;       ///< a send was refused although there was room: the next try may succeed at once
+  bool end_taken_ = false;
   Status status_;
 };
 
@@ -346,6 +367,17 @@ class LoopbackTransport final : public Transport {
   }
   [[nodiscard]] std::span<std::byte> common_memory() noexcept override { return state_->common; }
   [[nodiscard]] int window_count() const noexcept override { return state_->ranks(); }
+  [[nodiscard]] std::span<std::byte> notice_memory() noexcept override {
+    return state_->notices.empty() ? std::span<std::byte>() : state_->notices[state_->node_of(rank_)].span;
+  }
+  /// Of the peers that share notice_memory().
+  void take_ended(std::vector<Link*>& links, bool) override {
+    if (state_->notices.empty()) return;
+    for (LoopbackLink* link : *links_) {
+      if (state_->node_of(link->peer()) == state_->node_of(rank_) && link->take_end()) links.push_back(link);
+    }
+  }
+  void wake(std::span<const int> ranks) override { notify(ranks); }
   void notify_peers() override {
     for (const LoopbackLink* link : *links_) state_->wake(link->peer());
   }
@@ -381,6 +413,10 @@ Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& option
   if (options.mean_delay.count() < 0) return bad("mean_delay must not be negative");
   if (!(options.refuse_probability >= 0 && options.refuse_probability <= 0.9))
     return bad("refuse_probability must be 0 .. 0.9");
+  if (!options.node_of_rank.empty() && options.node_of_rank.size() != static_cast<std::size_t>(ranks))
+    return bad("node_of_rank must have a node for each rank, or none");
+  if (std::ranges::any_of(options.node_of_rank, [&](int node) { return node < 0 || node >= ranks; }))
+    return bad("nodes must be numbered from 0, below the number of ranks");
   if (options.kill_rank < -1 || options.kill_rank >= ranks) return bad("kill_rank must be a rank of the hub or -1");
   auto state = std::make_shared<State>(ranks, options);
   for (const State::Rank& rank : state->rank) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -20,6 +21,9 @@ struct LoopbackOptions {
   int capacity_tiles = 8;              ///< tiles that fit between a sender and a receiver: 2 .. 4096
   std::size_t window_bytes = 0;        ///< shared_window() of each rank; 0 = none
   std::size_t common_bytes = 0;        ///< common_memory(); 0 = none
+  /// Node of each rank, 0 ..: the ranks of a node share notice_memory(). Empty: there is none.
+  std::vector<int> node_of_rank = {};
+  std::size_t notice_bytes = 0;  ///< of that memory, for each rank of the node
 
   /// Each tile becomes visible after a delay drawn uniformly from [0, 2 * mean], but not before its predecessor on the link.
   /// Links draw independently, so tiles of different links overtake each other. Zero: visible at once.
