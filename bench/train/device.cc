@@ -14,7 +14,6 @@ bool takes_part(const TrainOptions& options, const char* backend) {
 
 /// The option or backend that trains only on the processor, as on the command line; empty if there is none.
 std::string processor_only(const TrainOptions& options) {
-  if (options.parallel.wanted()) return "--pipeline";
   if (options.survives()) return "--on-failure shrink";  // undo and regrouping of ranks support only the processor
   for (const char* backend : {"gloo", "mpi"}) {
     if (takes_part(options, backend)) return backend;

@@ -12,7 +12,7 @@ namespace shoal::train {
 
 /// Whether the options require GPUs.
 enum class GpuWish {
-  never,     ///< --device cpu, or what trains only on the processor: gloo, mpi, --pipeline, --on-failure shrink
+  never,     ///< --device cpu, or what trains only on the processor: gloo, mpi, --on-failure shrink
   if_there,  ///< --device auto and shoal alone
   always,    ///< --device cuda, or nccl
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -100,7 +101,8 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group_of(const Job& job, con
     if (!backend.ok()) return backend.status();
     const auto rank = static_cast<int>(std::ranges::find(ranks, job.rank()) - ranks.begin());
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, static_cast<int>(ranks.size()));
-    group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, *std::move(backend));
+    for (const at::DeviceType type : std::set<at::DeviceType>{at::kCPU, job.device.type()})
+      group->setBackend(type, c10d::ProcessGroup::BackendType::CUSTOM, *backend);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
     group->setGroupName(name);
     return group;

@@ -207,6 +207,7 @@ class PipelineRun {
     result.ranks = job_.size();
     result.nodes = job_.control->nodes();
     if (const char* rate = std::getenv("SHOAL_CLUSTER_RATE"); rate != nullptr) result.rate = rate;
+    result.device = job_.device.is_cpu() ? "cpu" : "cuda";
     result.threads = at::get_num_threads();
     result.batch_per_rank = options_.batch;
     result.epoch_steps = course_.epoch_steps();

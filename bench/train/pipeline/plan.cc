@@ -24,12 +24,10 @@ using Json = nlohmann::ordered_json;
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
 /// What a pipeline of this program does not have.
-Status check_options(const Job& job, const TrainOptions& options) {
+Status check_options(const TrainOptions& options) {
   const bool is_shoal = options.replicas.size() == 1 && options.replicas.front().backend == "shoal";
   if (!is_shoal) return invalid("a pipeline runs over shoal only: train with --backend shoal alone");
   if (options.accumulate > 1) return invalid("--accumulate is for training without a pipeline: use --microbatches");
-  if (!job.device.is_cpu())
-    return {StatusCode::unsupported, "--device cuda is not supported with a pipeline yet: use --device cpu"};
   if (options.survives()) return invalid("--on-failure shrink: a pipeline cannot continue without a stage");
   const auto unsupported = [](const char* option) {
     return Status(StatusCode::unsupported, std::string(option) + " is not supported with a pipeline yet: omit it");
@@ -100,7 +98,7 @@ Result<PipelineSettings> agreed_settings(const Job& job, const TrainOptions& opt
   if (!text.ok()) return text.status();
   const Json parts = Json::parse(*text);
   files = {parts[0].get<std::string>(), parts[1].get<std::string>(), parts[2].get<std::string>()};
-  Status refusal = check_options(job, options);
+  Status refusal = check_options(options);
   Result<PipelineSettings> settings = refusal.ok() ? make_settings(options.parallel, files) : refusal;
   const Json mine = settings.ok() ? all_settings(*settings, options) : Json::object();
   if (Status status = agree_on_settings(job, mine, settings.status()); !status.ok()) return status;
@@ -126,13 +124,13 @@ std::vector<parallel::Microbatches> steps_of(const pipeline::Config& config, int
 
 /// The profile of the file if there is one, checked; else a new one of the network that `group` shares. On rank 0; on the other
 /// ranks of `group` to measure with it.
-Result<std::string> profile_text(const PipelineSettings& settings, const PipelineFiles& files, const models::ModelInfo& model,
-                                 const data::Dataset& images, const TrainOptions& options, int replicas,
-                                 const parallel::LayerSlices::Group& group) {
+Result<std::string> profile_text(at::Device device, const PipelineSettings& settings, const PipelineFiles& files,
+                                 const models::ModelInfo& model, const data::Dataset& images, const TrainOptions& options,
+                                 int replicas, const parallel::LayerSlices::Group& group) {
   const bool measures = options.parallel.profile.empty();
   UnitsRequest request{.measures = measures, .group = group, .steps = steps_of(settings.config, replicas, images, options)};
   const std::int64_t microbatch = request.microbatch = request.steps.front().size(0);
-  Result<pipeline::Profile> expected = describe_units(at::kCPU, model, images, options, request);
+  Result<pipeline::Profile> expected = describe_units(device, model, images, options, request);
   if (!expected.ok()) {
     const Status& status = expected.status();
     const std::string last =
@@ -179,7 +177,7 @@ Result<pipeline::Profile> agreed_profile(const Job& job, const pipeline::Layout&
     const Result<parallel::LayerSlices::Group> group =
         reads ? parallel::LayerSlices::Group() : make_tensor_group(job, layout, "profile");
     const int replicas = layout.size(pipeline::Axis::replica);
-    own = group.ok() ? profile_text(settings, files, model, images, options, replicas, *group)
+    own = group.ok() ? profile_text(job.device, settings, files, model, images, options, replicas, *group)
                      : Result<std::string>(group.status());
   }
   const Result<std::string> text = parallel::text_of_rank_0(*job.control, own);

@@ -43,7 +43,12 @@ StageTrainer::Stages::Stages(const std::vector<std::shared_ptr<parallel::Unit>>&
 }
 
 StageTrainer::StageTrainer(const Job& job, const PipelinePlan& plan, const data::Dataset& images, const TrainOptions& options)
-    : job_(job), plan_(plan), images_(images), options_(options), position_(plan.layout.position(job.rank())) {}
+    : job_(job),
+      plan_(plan),
+      images_(images),
+      options_(options),
+      position_(plan.layout.position(job.rank())),
+      meter_(job.device.type()) {}
 
 StageTrainer::~StageTrainer() = default;
 
@@ -83,6 +88,7 @@ Status StageTrainer::make_stages(const models::ModelInfo& info) {
     chunks_.push_back(*std::move(made));
   }
   stages_ = std::make_shared<Stages>(chunks_);
+  stages_->to(job_.device);
   note_slices();
   return {};
 }

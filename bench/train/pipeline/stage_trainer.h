@@ -35,9 +35,10 @@ struct StageUse {
   double step_s = 0;
 };
 
-/// The stages of this rank, or its slices of them, its place in a pipeline and among the replicas of that. The rank of the
-/// first stage loads the images. Every rank makes the whole network and keeps its own stages, so that initial values are those
-/// of the network in one process. Collective: all ranks make the same calls in the same order. Thread rule: one thread.
+/// The stages of this rank on the job's device, or its slices of them, its place in a pipeline and among the replicas of that.
+/// The rank of the first stage loads the images. Every rank makes the whole network on the processor and keeps its own stages,
+/// so that initial values are those of the network in one process. Collective: all ranks make the same calls in the same order.
+/// Thread rule: one thread.
 class StageTrainer {
  public:
   /// Everything must outlive the object. Errors: those of the parts and of the groups, on all ranks of a pipeline.
@@ -68,7 +69,7 @@ class StageTrainer {
   StageUse take_use() { return std::exchange(use_, {}); }
   /// The forwards and backwards of the last step.
   [[nodiscard]] const std::vector<parallel::ComputedAction>& last_actions() const { return model_->durations().actions; }
-  /// The most bytes of tensors that this rank has had at the same time, parameters and all that its steps need.
+  /// The most bytes of tensors that this rank has had at the same time on its device, parameters and all that its steps need.
   [[nodiscard]] std::int64_t peak_bytes() const { return meter_.peak(); }
 
   /// Correct answers on the test images, divided by their number. Each pipeline evaluates its part, with the statistics of
@@ -100,7 +101,7 @@ class StageTrainer {
   const data::Dataset& images_;
   const TrainOptions& options_;
   const pipeline::Position position_;
-  parallel::AllocationMeter meter_{at::kCPU};  // before everything that it counts
+  parallel::AllocationMeter meter_;  // before everything that it counts
   std::vector<std::shared_ptr<parallel::Unit>> chunks_;
   std::shared_ptr<Stages> stages_;
   parallel::LayerSlices::Group tensor_;        // null: layers are whole

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "src/pipeline/orders.h"
@@ -138,6 +139,9 @@ void StepRun::compute(const Action& action) {
   } else {
     forward(action);
   }
+  // A message through host memory would wait for the device: that is time in which this rank computes.
+  if (!task_.device.is_cpu() && task_.streams == nullptr)
+    c10::impl::VirtualGuardImpl(task_.device.type()).synchronizeDevice(task_.device.index());
   const double end_s = seconds_since(start_);
   durations_.busy_s += end_s - begin_s;
   durations_.actions.push_back({is_backward, action.stage, action.microbatch, begin_s, end_s});
