@@ -291,9 +291,6 @@ TEST(PipelinePlan, BadInputIsRefusedOnAllRanks) {
     refused([](auto& o) { o.parallel.recompute = o.parallel.recompute_units = "all"; }, {"recompute is all", "one of both"});
     refused([&](auto& o) { o.parallel.recompute_units = job.rank() == 0 ? "none" : "all"; }, {"recompute_units", "none", "all"},
             StatusCode::mismatch);
-    Job on_device = job_of(communicator);
-    on_device.device = at::Device(at::kCUDA, 0);
-    check_refused(make_plan(on_device, model, files.images(), good).status(), StatusCode::unsupported, {"--device"});
     refused([&](auto& o) { o.parallel.link_latency_us = job.rank(); }, {"link_latency_us", "rank 1"}, StatusCode::mismatch);
     refused([](auto& o) { o.parallel.link_bytes_per_us = -1; }, {"link", "-1"});
     refused([](auto& o) { o.accumulate = 2; }, {"--accumulate", "--microbatches"});
