@@ -27,7 +27,11 @@ using testing::MemoryNetwork;
 using testing::MemoryRailOptions;
 using Clock = std::chrono::steady_clock;
 
+#ifdef SHOAL_SANITIZED
+constexpr std::uint64_t kSeeds = 100;
+#else
 constexpr std::uint64_t kSeeds = 500;
+#endif
 constexpr int kMostRounds = 400'000;
 
 /// A scenario that a seed determines.
