@@ -48,8 +48,8 @@ Result<int> ranks_on_these_cores(const Job& job);
 Status of_rank_0(const Job& job, const Status& own, const std::string& path);
 
 /// A process group of shoal over some `ranks` of the job, this one among them, for tensors on the CPU and on the job's device;
-/// its rank r is ranks[r].
-/// `name` must be unique among the groups of this rank. Only these ranks call it. Errors: those of Communicator::group().
+/// its rank r is ranks[r]. `name` must be unique among the groups of this rank. Only these ranks call it. Errors: those of
+/// Communicator::group().
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group_of(const Job& job, const std::vector<int>& ranks,
                                                              const std::string& name);
 

@@ -143,7 +143,7 @@ void Operation::finish(Status outcome) {
 std::size_t Operation::allowed_bytes(std::uint32_t index) const noexcept {
   const Instruction& instruction = plan->instructions[index];
   auto allowed = static_cast<std::int64_t>(instruction.size_bytes);
-  // The last one first: while it has done nothing, the others need no look. It is mostly the last to begin.
+  // The last dependency first: it usually begins last, and while it has done nothing, the others need no look.
   for (std::uint32_t d = instruction.dependency_count; d-- > 0 && allowed > 0;) {
     const PlanDependency& dependency = plan->dependencies[instruction.first_dependency + d];
     const std::size_t done_there = done_bytes[dependency.instruction];
