@@ -17,12 +17,12 @@ import support
 BUDGETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "budgets.json")
 PROGRAM = os.path.join(support.BUILD, "bin/cost_paths")
 REPETITIONS = 15  # a call during which the machine did something else counts more; the median does not see it
-OF_A_FUNCTION = 3  # the Selector waits for nothing
+SELECTOR_REPETITIONS = 3  # it is one function in one thread, whose counts hardly differ
 
 
 def measure(path, extra_work=0):
     """({function: instructions}, their sum) of the repetition of median cost."""
-    repetitions = OF_A_FUNCTION if path.startswith("selector") else REPETITIONS
+    repetitions = SELECTOR_REPETITIONS if path.startswith("selector") else REPETITIONS
     profiles = callgrind.profiles([PROGRAM, path, str(repetitions), str(extra_work)], "shoal_cost_counted")
     if len(profiles) != repetitions:
         raise RuntimeError(f"{path}: callgrind wrote {len(profiles)} profiles of {repetitions} repetitions")

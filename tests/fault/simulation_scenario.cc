@@ -184,7 +184,7 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.board = draw.chance(2);
   if (scenario.board) {
     scenario.wire.node_of_rank = scenario.topology.node_of_rank;
-    // The smallest that a board can use, so that slow ranks are in the way of others, or as much as src/join gives it.
+    // As much as transports/shm gives, or hardly more than a board needs: then slow ranks are in the way of others.
     scenario.wire.notice_bytes = std::size_t{ranks < kHundredsOfRanks && draw.chance(2) ? 64U : 24U} << 10;
   }
   return scenario;

@@ -212,7 +212,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &streams().queue(stream); }
   bool queryStream(const c10::Stream& stream) const override { return streams().queue(stream).idle(); }
   void synchronizeStream(const c10::Stream& stream) const override { streams().queue(stream).wait_until_idle(); }
-  void synchronizeDevice(c10::DeviceIndex) const override { streams().wait_until_idle(); }  // waits for more than it has to
+  void synchronizeDevice(c10::DeviceIndex) const override { streams().wait_until_idle(); }  // of all devices
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
