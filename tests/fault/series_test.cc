@@ -584,7 +584,7 @@ StoppedJob stop_one(std::uint64_t seed, bool mixes) {
   stopped.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
   stopped.wakes = random() % 4 != 0;
   stopped.job = std::make_unique<Victims>(ranks, wire_of(seed, mixes),
-                                          stopped.wakes ? std::chrono::milliseconds(60'000) : std::chrono::milliseconds(2'000),
+                                          stopped.wakes ? std::chrono::milliseconds(600'000) : std::chrono::milliseconds(2'000),
                                           sum_until_enough);
   if (!stopped.job->all_joined()) return {};
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 5'000));
