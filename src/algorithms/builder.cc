@@ -18,6 +18,8 @@ ProgramBuilder::ProgramBuilder(int ranks, const Collective& collective, int rank
   program_.rank = rank;
   program_.message_chunks = message_chunks;
   program_.lanes = lanes;
+  // As a ring and a direct exchange need: a vector that grows copies thousands of steps several times.
+  program_.steps.reserve(2 * std::size_t{message_chunks});
   // A broadcast works in one buffer, and a barrier has no data: the steps of both name only the output.
   if (input_.count == 0) std::fill_n(place_.begin() + output_.first, output_.count, Place::output);
   std::fill_n(place_.begin() + input_.first, input_.count, Place::input);
@@ -52,6 +54,7 @@ Program ProgramBuilder::finish(std::string algorithm) && {
   program_.algorithm = std::move(algorithm);
   if (reduces_) mark_completions();
   if (uses_scratch_) place_scratch();
+  program_.steps.shrink_to_fit();
   return std::move(program_);
 }
 

@@ -85,15 +85,15 @@ double chain_us(const SizedProgram& rank, const CostModel& costs, bool wire_boun
 
 }  // namespace
 
-double node_us(std::span<const SizedProgram* const> node, const Demand& demand, const CostModel& costs) {
+double node_us(std::span<const EqualRanks> node, const Demand& demand, const CostModel& costs) {
   const bool wire_bound = std::max(demand.out_us, demand.in_us) > demand.core_us;
   // A chain of hops that visits all ranks, as in a ring, takes their average time. A rank that only waits for the result, for
   // example one beyond a power of two, hardly counts.
   double chains_us = 0;
   double receives = 0;
-  for (const SizedProgram* rank : node) {
-    const auto count = static_cast<double>(rank->receives);
-    chains_us += count * chain_us(*rank, costs, wire_bound);
+  for (const EqualRanks& equal : node) {
+    const double count = static_cast<double>(equal.program->receives) * equal.ranks;
+    chains_us += count * chain_us(*equal.program, costs, wire_bound);
     receives += count;
   }
   return chains_us / std::max(receives, 1.0) + demand.busy_us();

@@ -30,10 +30,11 @@ struct Demand {
   double out_us = 0;
   double in_us = 0;
 
-  void add_rank(const Demand& rank) noexcept {
+  /// Adds `ranks` ranks that need `rank` each.
+  void add_ranks(const Demand& rank, int ranks) noexcept {
     core_us = std::max(core_us, rank.core_us);
-    out_us += rank.out_us;
-    in_us += rank.in_us;
+    out_us += ranks * rank.out_us;
+    in_us += ranks * rank.in_us;
   }
   [[nodiscard]] double busy_us() const noexcept { return std::max({core_us, out_us, in_us}); }
 };
@@ -41,7 +42,13 @@ struct Demand {
 /// Of one rank.
 Demand demand_of(const SizedProgram& rank, const CostModel& costs);
 
+/// Ranks of a node that have one role: the Program of one of them serves for all.
+struct EqualRanks {
+  const SizedProgram* program = nullptr;
+  int ranks = 1;
+};
+
 /// Latency along the longest chain of hops plus the busy time of the node. `demand`: that of all ranks of `node`.
-double node_us(std::span<const SizedProgram* const> node, const Demand& demand, const CostModel& costs);
+double node_us(std::span<const EqualRanks> node, const Demand& demand, const CostModel& costs);
 
 }  // namespace shoal

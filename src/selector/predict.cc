@@ -167,10 +167,10 @@ double Prediction::estimate_us(const CostModel& costs) {
   double most_us = 0;
   for (std::size_t i = 0; i < sample_.size(); ++i) {
     if (repeats_earlier(i)) continue;
-    const std::vector<const SizedProgram*> programs = programs_of(sample_[i]);
+    const std::vector<EqualRanks> roles = roles_of(sample_[i]);
     Demand demand;
-    for (const SizedProgram* rank : programs) demand.add_rank(demand_of(*rank, costs));
-    most_us = std::max(most_us, node_us(programs, demand, costs));
+    for (const EqualRanks& equal : roles) demand.add_ranks(demand_of(*equal.program, costs), equal.ranks);
+    most_us = std::max(most_us, node_us(roles, demand, costs));
   }
   return most_us + hidden_hops_us(algorithm_, costs.topology(), collective_);
 }
@@ -180,7 +180,7 @@ double Prediction::busy_us(const CostModel& costs) {
   for (std::size_t i = 0; i < sample_.size(); ++i) {
     if (repeats_earlier(i)) continue;
     Demand demand;
-    for (const int rank : sample_[i]) demand.add_rank(demand_of(program(rank), costs));
+    for (const EqualRanks& equal : roles_of(sample_[i])) demand.add_ranks(demand_of(*equal.program, costs), equal.ranks);
     most_us = std::max(most_us, demand.busy_us());
   }
   return most_us;
@@ -196,21 +196,33 @@ const SizedProgram& Prediction::program(int rank) {
   return programs_.try_emplace(rank, algorithm_.build(nodes_, collective_, rank), nodes_, collective_).first->second;
 }
 
-std::vector<const SizedProgram*> Prediction::programs_of(std::span<const int> node) {
-  std::vector<const SizedProgram*> programs;
-  for (const int rank : node) programs.push_back(&program(rank));
-  return programs;
+bool Prediction::has_role_of(int rank, int other) { return have_one_role(program(rank), program(other), nodes_); }
+
+/// Whether the Program has a step for each rank of the job, as in a ring. Then ranks between two ranks with one role have that
+/// role too, so few of these long Programs serve. In trees and exchanges of pairs, whose Programs are short, they may have
+/// another one.
+bool Prediction::has_long_program(int rank) { return program(rank).program.steps.size() >= nodes_.in_order().size(); }
+
+/// All ranks of a node. Those between the first and the last one are one entry if the outer two of them have one role.
+std::vector<EqualRanks> Prediction::roles_of(std::span<const int> node) {
+  const auto all = [&](std::span<const int> ranks) {
+    std::vector<EqualRanks> roles;
+    for (const int rank : ranks) roles.push_back({&program(rank)});
+    return roles;
+  };
+  const bool may_be_equal = node.size() > 4 && collective_.counts.empty() && has_long_program(node.front());
+  if (!may_be_equal || !has_role_of(node[1], node[node.size() - 2])) return all(node);
+  return {{&program(node.front())}, {&program(node[1]), static_cast<int>(node.size()) - 2}, {&program(node.back())}};
 }
 
 /// Whether node `i` of the sample has as many ranks as an earlier one, and their first and last ranks have the same roles. Then
-/// the ranks between them have too where Programs have a step for each rank of the job, as in a ring: so a part of these long
-/// Programs serves. In trees and exchanges of pairs, whose Programs are short, they may have other roles.
+/// the ranks between them have too if their Programs are long.
 bool Prediction::repeats_earlier(std::size_t i) {
   const std::span<const int> node = sample_[i];
-  if (program(node.front()).program.steps.size() < nodes_.in_order().size()) return false;
+  if (!has_long_program(node.front())) return false;
   const auto is_repeated = [&](std::span<const int> earlier) {
-    return earlier.size() == node.size() && have_one_role(program(earlier.front()), program(node.front()), nodes_) &&
-           have_one_role(program(earlier.back()), program(node.back()), nodes_);
+    return earlier.size() == node.size() && has_role_of(earlier.front(), node.front()) &&
+           has_role_of(earlier.back(), node.back());
   };
   return std::any_of(sample_.begin(), sample_.begin() + static_cast<std::ptrdiff_t>(i), is_repeated);
 }
@@ -277,9 +289,9 @@ class Prediction::Rating {
         added_us_(prediction.added_us(costs)),
         hidden_us_(hidden_hops_us(prediction.algorithm_, costs.topology(), prediction.collective_)) {}
 
-  void add_rank(const SizedProgram& rank) {
-    node_.push_back(&rank);
-    demand_.add_rank(demand_of(rank, costs_));
+  void add(const EqualRanks& equal) {
+    node_.push_back(equal);
+    demand_.add_ranks(demand_of(*equal.program, costs_), equal.ranks);
   }
   /// Of the ranks of the current node so far.
   [[nodiscard]] double busy_us() const { return demand_.busy_us(); }
@@ -296,7 +308,7 @@ class Prediction::Rating {
   double added_us_;
   double hidden_us_;
   double most_us_ = 0;
-  std::vector<const SizedProgram*> node_;
+  std::vector<EqualRanks> node_;
   Demand demand_;
 };
 
@@ -308,12 +320,11 @@ std::optional<double> Prediction::estimate_up_to(double limit_us, const CallCost
   for (std::size_t i = 0; i < sample_.size(); ++i) {
     if (repeats_earlier(i)) continue;
     Demand tokens;
-    for (const int rank : sample_[i]) {
-      const SizedProgram& sized = program(rank);
-      steady.add_rank(sized);
+    for (const EqualRanks& equal : roles_of(sample_[i])) {
+      steady.add(equal);
       if (burst) {
-        burst->add_rank(sized);
-        tokens.add_rank(demand_of(sized, costs.bursts()->tokens));
+        burst->add(equal);
+        tokens.add_ranks(demand_of(*equal.program, costs.bursts()->tokens), equal.ranks);
         tokens_us = std::max(tokens_us, tokens.busy_us());
         if (tokens_us > costs.bursts()->most_us) burst.reset();
       }

@@ -69,7 +69,9 @@ class Prediction {
   class Rating;
 
   [[nodiscard]] const SizedProgram& program(int rank);
-  [[nodiscard]] std::vector<const SizedProgram*> programs_of(std::span<const int> node);
+  [[nodiscard]] std::vector<EqualRanks> roles_of(std::span<const int> node);
+  [[nodiscard]] bool has_role_of(int rank, int other);
+  [[nodiscard]] bool has_long_program(int rank);
   [[nodiscard]] bool repeats_earlier(std::size_t i);
   [[nodiscard]] bool is_symmetric() const noexcept;
   [[nodiscard]] bool may_burst(const CallCosts& costs) const noexcept;

@@ -81,16 +81,16 @@ double estimate_of_all(const Algorithm& algorithm, const RanksByNode& nodes, con
     Demand demand;
     for (const int rank : nodes[node]) {
       programs.emplace_back(algorithm.build(nodes, collective, rank), nodes, collective);
-      demand.add_rank(demand_of(programs.back(), costs));
+      demand.add_ranks(demand_of(programs.back(), costs), 1);
     }
-    std::vector<const SizedProgram*> pointers;
-    for (const SizedProgram& program : programs) pointers.push_back(&program);
-    most_us = std::max(most_us, node_us(pointers, demand, costs));
+    std::vector<EqualRanks> ranks;
+    for (const SizedProgram& program : programs) ranks.push_back({&program});
+    most_us = std::max(most_us, node_us(ranks, demand, costs));
   }
   return most_us;
 }
 
-TEST(SelectorPruning, NodesLeftOutHaveTheSameEstimate) {
+TEST(SelectorPruning, WhatIsLeftOutHasTheSameEstimate) {
   for_each_call(
       {std::vector<int>(32, 4), std::vector<int>(33, 3), std::vector<int>(17, 8), std::vector<int>(64, 1)},
       {64, 16 << 10, 4 << 20}, [&](const Topology& topology, const Collective& collective) {
