@@ -8,8 +8,8 @@
 
 namespace shoal::tcp {
 
-Result<ReceiveRing> ReceiveRing::make(std::size_t bytes, std::size_t max_payload_bytes) {
-  auto ring = MirrorRing::make(bytes);
+Result<ReceiveRing> ReceiveRing::make(std::size_t bytes, std::size_t max_payload_bytes, LinkRings* rings) {
+  auto ring = MirrorRing::make(bytes, rings);
   if (!ring.ok()) return ring.status();
   ReceiveRing made;
   made.ring_ = std::move(*ring);

@@ -33,9 +33,9 @@ class ReceiveRing {
   };
 
   ReceiveRing() = default;
-  /// For payloads of at most `max_payload_bytes`; `bytes` hold at least one frame of that size. Errors: system_error where
-  /// the kernel has no memory.
-  static Result<ReceiveRing> make(std::size_t bytes, std::size_t max_payload_bytes);
+  /// For payloads of at most `max_payload_bytes`; `bytes` hold at least one frame of that size. `rings`: see MirrorRing.
+  /// Errors: system_error where the kernel has no memory.
+  static Result<ReceiveRing> make(std::size_t bytes, std::size_t max_payload_bytes, LinkRings* rings = nullptr);
 
   [[nodiscard]] std::size_t size() const noexcept { return ring_.size(); }
   /// Bytes that have arrived and are not released.
@@ -44,7 +44,10 @@ class ReceiveRing {
   [[nodiscard]] std::span<std::byte> free_space() noexcept {
     return {ring_.data() + tail_ % ring_.size(), ring_.size() - filled_bytes()};
   }
-  void add(std::size_t bytes) noexcept { tail_ += bytes; }
+  void add(std::size_t bytes) noexcept {
+    ring_.touch(tail_, bytes);
+    tail_ += bytes;
+  }
 
   /// `least`: the lowest number that the front tile may have, beside those that have arrived.
   Front examine(std::uint64_t least) noexcept;
@@ -63,6 +66,8 @@ class ReceiveRing {
   void release() noexcept;
   /// Discards what has arrived behind a whole front frame: it is retransmitted, or cannot be used.
   void cut_short() noexcept;
+  /// Returns memory that holds nothing which has arrived to the system. Spans of free_space() are invalid afterwards.
+  void give_back() noexcept { ring_.give_back(tail_, head_ + ring_.size()); }
 
   /// Tiles below this number have arrived on this socket, whole and undamaged.
   [[nodiscard]] std::uint64_t received() const noexcept { return received_; }

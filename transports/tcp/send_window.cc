@@ -3,12 +3,11 @@
 #include <utility>
 
 #include "transports/common/checksum.h"
-#include "transports/tcp/wire.h"
 
 namespace shoal::tcp {
 
-Result<SendWindow> SendWindow::make(std::size_t bytes) {
-  auto memory = MirrorRing::make(bytes);
+Result<SendWindow> SendWindow::make(std::size_t bytes, LinkRings* rings) {
+  auto memory = MirrorRing::make(bytes, rings);
   if (!memory.ok()) return memory.status();
   SendWindow window;
   window.tiles_.resize(kTiles);
@@ -69,6 +68,7 @@ void SendWindow::acknowledge(std::size_t socket, std::uint64_t received) noexcep
 
 void SendWindow::copy_lent(Tile& tile) noexcept {
   if (tile.lent == nullptr) return;
+  memory_.touch(tile.begin, tile.bytes);
   copy(memory_.data() + (tile.begin + kFrameHeaderBytes) % memory_.size(), {tile.lent, tile.bytes - kFrameHeaderBytes});
   tile.lent = nullptr;
   --lent_tiles_;

@@ -13,6 +13,7 @@
 #include <shoal/status.h>
 
 #include "transports/tcp/mirror_ring.h"
+#include "transports/tcp/wire.h"
 
 namespace shoal::tcp {
 
@@ -44,8 +45,9 @@ class SendWindow {
   static constexpr std::size_t kPullBytes = 64 << 10;
 
   SendWindow() = default;
-  /// `bytes`: at least one frame of the largest size. Errors: system_error where the kernel has no memory.
-  static Result<SendWindow> make(std::size_t bytes);
+  /// `bytes`: at least one frame of the largest size. `rings`: see MirrorRing. Errors: system_error where the kernel has no
+  /// memory.
+  static Result<SendWindow> make(std::size_t bytes, LinkRings* rings = nullptr);
 
   // Taking a tile: write it to next_frame(), then add() it.
 
@@ -61,6 +63,7 @@ class SendWindow {
   /// the frame. Precondition: has_room().
   void add(std::size_t frame_bytes, bool small, const std::byte* lent) noexcept {
     tile(taken_++) = {end_, static_cast<std::uint32_t>(frame_bytes), 0, small, false, false, lent};
+    memory_.touch(end_, lent == nullptr ? frame_bytes : kFrameHeaderBytes);
     end_ += frame_bytes;
     lent_tiles_ += lent != nullptr ? 1 : 0;
   }
@@ -103,6 +106,8 @@ class SendWindow {
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
   /// Tiles below this number are acknowledged.
   [[nodiscard]] std::uint64_t acknowledged() const noexcept { return acknowledged_; }
+  /// Returns memory that holds no frame to the system.
+  void give_back() noexcept { memory_.give_back(end_, begin_ + memory_.size()); }
   [[nodiscard]] std::size_t frame_memory_bytes() const noexcept { return memory_.size(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return tiles_.size() * sizeof(Tile) + memory_.size(); }
 
