@@ -15,6 +15,12 @@ void Acknowledger::send() {
   control_.flush();
 }
 
+// An acknowledgement between two calls, and then as many bytes as before, look like a rest; they only cause one record.
+void Acknowledger::send_rest() {
+  if (bytes_ != 0 && bytes_ == bytes_at_last_call_) send();
+  bytes_at_last_call_ = bytes_;
+}
+
 void Acknowledger::repeat_all() noexcept {
   for (LinkSocket& socket : sockets_.for_tiles()) socket.acknowledged = 0;
 }

@@ -94,6 +94,18 @@ bool TcpLink::watch() {
   return repair_.watch_silence() || moved;
 }
 
+void TcpLink::save_memory(bool saves) {
+  if (sockets_.status().closing()) return;
+  acknowledger_.save_memory(saves);
+  acknowledger_.send_rest();
+}
+
+void TcpLink::give_back() noexcept {
+  sender_.give_back();
+  for (LinkSocket& socket : sockets_.for_tiles()) socket.ring.give_back();
+  acknowledger_.save_memory(true);
+}
+
 void TcpLink::on_drop(LinkSocket& socket) {
   if (socket.control) control_.reset();
   if (sender_.window().unpulled() > 0) reactor_->defer(sender_);  // another socket may take the tiles that waited for this one

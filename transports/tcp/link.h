@@ -60,6 +60,11 @@ class TcpLink final : public Link {
   bool send_more(LinkSocket& socket);
   /// Called a few times a second; true where that moved anything.
   bool watch();
+  /// Called about once a second: acknowledges what has arrived where nothing more does, so that the peer's memory becomes free.
+  /// `saves`: this rank has had more memory in its rings than its limit since the last call.
+  void save_memory(bool saves);
+  /// Returns memory of rings that holds no data to the system, because this rank has more than its limit.
+  void give_back() noexcept;
   /// A socket has lost its connection, and what it had pulled.
   void on_drop(LinkSocket& socket);
   /// Ends the link from this side. Tiles that have arrived can still be peeked.

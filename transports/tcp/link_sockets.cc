@@ -11,6 +11,9 @@
 
 namespace shoal::tcp {
 
+LinkSockets::LinkSockets(TcpLink& link, Reactor& reactor, const LinkShape& shape, LinkStatus status)
+    : link_(link), reactor_(reactor), shape_(shape), status_(std::move(status)), rings_(reactor.ring_memory(), &link) {}
+
 Status LinkSockets::open(std::vector<Connection> connections) {
   sockets_.reserve(connections.size());  // the Reactor and epoll point to them
   for (Connection& connection : connections) {
@@ -21,7 +24,7 @@ Status LinkSockets::open(std::vector<Connection> connections) {
     socket.adopt(std::move(connection), shape_);
     if (socket.control) break;
     const std::size_t room = tiles_with_room(shape_.tiles_per_socket, shape_.tile_bytes, reactor_.connected_links());
-    auto ring = ReceiveRing::make(room * frame_bytes(shape_.tile_bytes), shape_.tile_bytes);
+    auto ring = ReceiveRing::make(room * frame_bytes(shape_.tile_bytes), shape_.tile_bytes, &rings_);
     if (!ring.ok()) return ring.status();
     socket.ring = std::move(*ring);
   }

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "transports/tcp/link_socket.h"
@@ -22,8 +21,7 @@ class Reactor;
 /// Reports its sockets to the Reactor. Calls on_drop() and close() of the link. Thread rule: that of the link.
 class LinkSockets {
  public:
-  LinkSockets(TcpLink& link, Reactor& reactor, const LinkShape& shape, LinkStatus status)
-      : link_(link), reactor_(reactor), shape_(shape), status_(std::move(status)) {}
+  LinkSockets(TcpLink& link, Reactor& reactor, const LinkShape& shape, LinkStatus status);
 
   /// Takes the connections of a new link; the last one is for control records. Errors: system_error where the kernel has no
   /// memory.
@@ -35,6 +33,8 @@ class LinkSockets {
   [[nodiscard]] LinkSocket& for_control() noexcept { return sockets_.back(); }
   [[nodiscard]] Reactor& reactor() const noexcept { return reactor_; }
   [[nodiscard]] const LinkShape& shape() const noexcept { return shape_; }
+  /// Where the memory of all rings of the link is counted.
+  [[nodiscard]] LinkRings& rings() noexcept { return rings_; }
   [[nodiscard]] LinkStatus& status() noexcept { return status_; }
   [[nodiscard]] const LinkStatus& status() const noexcept { return status_; }
   /// Whether a lost connection is to be replaced.
@@ -91,6 +91,7 @@ class LinkSockets {
   Reactor& reactor_;
   const LinkShape shape_;
   LinkStatus status_;
+  LinkRings rings_;
   std::vector<LinkSocket> sockets_;
   std::span<LinkSocket> for_tiles_;  // of sockets_
 };

@@ -27,16 +27,20 @@ constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
 constexpr long kSoonMs = 10;  // after the kernel was out of memory
 constexpr long kReconnectingWatchMs = 20;
+// Between two calls of save_memory(). Less than kCalmWatchMs, so that a timer which is a little early counts.
+constexpr std::chrono::milliseconds kSavePause{900};
 // How long a rank that leaves waits for data that is in flight or lost, and the longest pause between two checks.
 constexpr std::chrono::milliseconds kFlushTimeout{1000};
 constexpr int kMostPauseMs = 10;
 
 }  // namespace
 
+Reactor::Reactor(std::size_t link_memory_bytes) noexcept : ring_memory_(link_memory_bytes) {}
+
 Reactor::~Reactor() = default;
 
-Result<std::shared_ptr<Reactor>> Reactor::make() {
-  std::shared_ptr<Reactor> reactor(new Reactor());
+Result<std::shared_ptr<Reactor>> Reactor::make(std::size_t link_memory_bytes) {
+  std::shared_ptr<Reactor> reactor(new Reactor(link_memory_bytes));
   reactor->epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   if (!reactor->epoll_.valid()) return system_error("tcp: epoll_create1", errno);
   reactor->timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
@@ -88,6 +92,7 @@ Result<bool> Reactor::add(TcpLink& link) {
   lending_.reserve(links_.size());
   awaited_.reserve(links_.size());
   active_.reserve(links_.size());
+  ring_memory_.expect_links(links_.size());
   std::size_t sockets = 0;
   for (TcpLink* known : links_) sockets += known->sockets().all().size();
   ready_.reserve(sockets);
@@ -391,6 +396,7 @@ bool Reactor::collect() {
     if ((what & EPOLLOUT) != 0 && socket.blocked) moved |= socket.link->send_more(socket);
   }
   if (reconnects) reconnect();  // last: the events above belong to the sockets that it may replace
+  if (ring_memory_.is_urgent()) give_back_memory();
   return moved;
 }
 
@@ -417,8 +423,25 @@ bool Reactor::watch_links() {
   bool moved = false;
   retries_soon_ = false;
   for (TcpLink* link : links_) moved |= link->watch();
+  save_memory();
   set_timer(watch_period_ms());
   return moved;
+}
+
+// About once a second.
+void Reactor::save_memory() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - saved_at_ < kSavePause) return;
+  saved_at_ = now;
+  const bool saves = std::exchange(gave_back_, false) || ring_memory_.is_over();
+  for (TcpLink* link : links_) link->save_memory(saves);
+  if (ring_memory_.is_over()) give_back_memory();
+}
+
+void Reactor::give_back_memory() noexcept {
+  if (!in_owner()) return;  // a forked child shares the memory with its parent
+  gave_back_ = true;
+  ring_memory_.visit([](LinkRings& rings) { rings.link()->give_back(); });
 }
 
 void Reactor::set_timer(long period_ms) noexcept {

@@ -13,6 +13,7 @@
 
 #include "src/base/descriptor.h"
 #include "transports/tcp/connection.h"
+#include "transports/tcp/ring_memory.h"
 #include "transports/transport.h"
 
 namespace shoal::tcp {
@@ -29,7 +30,8 @@ struct LinkSocket;
 /// system call. Thread rule: that of the transport, one thread at a time.
 class Reactor final : private ReconnectHandler {
  public:
-  static Result<std::shared_ptr<Reactor>> make();
+  /// `link_memory_bytes`: the limit for the memory in the rings of all links; 0: none. Errors: system_error.
+  static Result<std::shared_ptr<Reactor>> make(std::size_t link_memory_bytes = 0);
   ~Reactor() override;
 
   /// From now on lost connections are replaced; without this a link ends with its first lost connection.
@@ -90,12 +92,13 @@ class Reactor final : private ReconnectHandler {
   void use_packing() noexcept;
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   [[nodiscard]] std::size_t connected_links() const noexcept { return links_.size(); }
+  [[nodiscard]] RingMemory& ring_memory() noexcept { return ring_memory_; }
 
   /// False in a child of the process that made the transport: a fork shares the sockets and must not shut them down.
   [[nodiscard]] bool in_owner() const noexcept;
 
  private:
-  Reactor() = default;
+  explicit Reactor(std::size_t link_memory_bytes) noexcept;
 
   // ReconnectHandler
   std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) override;
@@ -115,6 +118,8 @@ class Reactor final : private ReconnectHandler {
   void forget_awaited() noexcept;
   [[nodiscard]] bool any_blocked() noexcept;
   bool watch_links();
+  void save_memory();
+  void give_back_memory() noexcept;
   void set_timer(long period_ms) noexcept;
 
   Descriptor epoll_;
@@ -122,8 +127,11 @@ class Reactor final : private ReconnectHandler {
   long timer_period_ms_ = 0;
   bool retries_soon_ = false;
   int owner_pid_ = 0;
-  std::vector<TcpLink*> links_;    // those with connections
-  std::vector<TcpLink*> by_rank_;  // all; null: none
+  RingMemory ring_memory_;
+  bool gave_back_ = false;                            // since the last save_memory()
+  std::chrono::steady_clock::time_point saved_at_{};  // the last save_memory()
+  std::vector<TcpLink*> links_;                       // those with connections
+  std::vector<TcpLink*> by_rank_;                     // all; null: none
   std::vector<LinkSocket*> ready_;
   std::vector<TileSender*> deferred_;
   std::vector<TileSender*> lending_;

@@ -157,7 +157,7 @@ Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options)
   if (!checked.ok()) return checked;
   auto listeners = tcp::open_listeners(options);
   if (!listeners.ok()) return listeners.status();
-  auto reactor = tcp::Reactor::make();
+  auto reactor = tcp::Reactor::make(options.link_memory_bytes);
   if (!reactor.ok()) return reactor.status();
   return std::unique_ptr<Transport>(std::make_unique<tcp::TcpTransport>(options, std::move(*listeners), std::move(*reactor)));
 }

@@ -36,6 +36,9 @@ struct TcpOptions {
       32 << 10;  ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
   /// A peer whose host has been silent for this long is lost; 5 s .. 10 days. Each rank its own.
   std::chrono::milliseconds lost_after{30'000};
+  /// Limit for the memory in the buffers of all links. A rank that has more returns what holds no data to the system: within a
+  /// second, or at once beyond twice the limit. 0: none. Each rank its own.
+  std::size_t link_memory_bytes = 0;
   bool packing = false;      ///< payloads are packed from the start where that makes them smaller; each rank its own
   std::uint64_t job_id = 0;  ///< keeps jobs apart that reach each other by accident
   Key key;                   ///< authenticates the ranks of the job

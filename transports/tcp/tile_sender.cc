@@ -11,7 +11,7 @@ namespace shoal::tcp {
 
 Result<std::size_t> TileSender::open() {
   const std::size_t frame = frame_bytes(sockets_.shape().tile_bytes);
-  auto window = SendWindow::make(sockets_.for_tiles().size() * std::max(kSocketBytes, kSocketTiles * frame));
+  auto window = SendWindow::make(sockets_.for_tiles().size() * std::max(kSocketBytes, kSocketTiles * frame), &sockets_.rings());
   if (!window.ok()) return window.status();
   window_ = std::move(*window);
   return window_.frame_memory_bytes();

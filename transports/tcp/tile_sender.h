@@ -47,6 +47,9 @@ class TileSender {
   /// For a caller that aborts: copies all.
   void copy_all_lent() noexcept { window_.copy_all_lent(); }
 
+  /// Returns memory of the window that holds no frame to the system.
+  void give_back() noexcept { window_.give_back(); }
+
   bool deferred = false;  ///< is in the Reactor's list of senders with small tiles that wait
   bool lending = false;   ///< is in the Reactor's list of senders with lent tiles
 
