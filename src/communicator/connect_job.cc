@@ -211,6 +211,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds l
   options.encryption = config.encryption;
   options.job_id = config.job_id ^ salt;
   options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
+  options.link_memory_bytes = config.link_memory_bytes;
   options.key = derive_key(links, role);
   options.rank = rank;
   options.size = size;

@@ -37,7 +37,7 @@ struct JobConfig {
   Network network = Network::tcp;
   std::size_t tile_bytes = 64 << 10;
   std::size_t network_tile_bytes = 64 << 10;               ///< for large messages between nodes; at least tile_bytes
-  std::size_t link_memory_bytes = std::size_t{256} << 20;  ///< of a rank, for links inside its host
+  std::size_t link_memory_bytes = std::size_t{256} << 20;  ///< of a rank, for links inside its host; as much for TCP
   int sockets_per_peer = 1;
   ConnectAtStart connect = ConnectAtStart::all;
   Integrity integrity = Integrity::off;

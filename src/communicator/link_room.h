@@ -1,4 +1,4 @@
-// How the memory for links (SHOAL_LINK_MEMORY) is divided: slots of rings and sizes of tiles.
+// How the memory for links inside a host (SHOAL_LINK_MEMORY) is divided: slots of rings and sizes of tiles.
 #pragma once
 
 #include <algorithm>

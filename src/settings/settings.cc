@@ -48,11 +48,11 @@ constexpr std::array kSettings{
             "eth0,eth1: by ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
     Setting{"SHOAL_TILE_BYTES", "",
             "size of a tile, the largest piece that moves at once (rank 0's value applies); unset: 64K, between nodes 256K"},
-    Setting{
-        "SHOAL_LINK_MEMORY", "256M",
-        "memory of a rank for the links that it uses inside its host, 1M to 1024G. Beyond it further links get two tiles of "
-        "buffer instead of up to 16; where even that is too much for all ranks of a host, tiles become smaller, down to 4K "
-        "(rank 0's value applies)"},
+    Setting{"SHOAL_LINK_MEMORY", "256M",
+            "memory of a rank for the links that it uses inside its host, and as much for the buffers of its TCP links, 1M to "
+            "1024G. Inside a host, beyond it further links get two tiles of buffer instead of up to 16; where even that is too "
+            "much for all ranks of a host, tiles become smaller, down to 4K. A rank whose TCP links hold more returns buffers "
+            "without data to the system within a second, and at once beyond twice the value (rank 0's value applies)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16; use more where the network limits a single flow (rank 0's value applies)"},
     Setting{
