@@ -26,8 +26,15 @@ def run(*arguments, timeout=240, **environment):
 PERF = os.path.join(support.BUILD, "bin/shoal_perf")
 
 
+def require_perf():
+    """Skips the test where this build has no bench/perf."""
+    if not os.path.exists(PERF):
+        pytest.skip("no shoal_perf in this build")
+
+
 def start_ranks(ranks, timeout_s=30, users=(), open_files=None, **environment):
     """Starts ranks, (rank, size) each, without a launcher. Returns pid and standard error of each when all have ended."""
+    require_perf()
     common = os.environ | {"SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": str(support.unused_port())} | environment
     limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}:"]
     jobs = [subprocess.Popen([*limit, PERF, "-e", "8", "-T", str(timeout_s)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -89,10 +96,8 @@ class TestLocal:
         assert re.search(r"SHOAL_JOB_KEY .*\b5 ", done.stderr), done.stderr  # characters
 
     def test_a_rank_without_the_key_fails(self):
-        perf = os.path.join(support.BUILD, "bin/shoal_perf")
-        if not os.path.exists(perf):
-            pytest.skip("no shoal_perf in this build")
-        done = run("-n", "2", "--grace", "0.1", "--", "sh", "-c", f"test $SHOAL_RANK = 1 && unset SHOAL_JOB_KEY; exec {perf} -b 4 -e 4",
+        require_perf()
+        done = run("-n", "2", "--grace", "0.1", "--", "sh", "-c", f"test $SHOAL_RANK = 1 && unset SHOAL_JOB_KEY; exec {PERF} -b 4 -e 4",
                    SHOAL_TIMEOUT="30")
         assert done.returncode != 0
         assert re.search("store at .*SHOAL_JOB_KEY", done.stderr), done.stderr
