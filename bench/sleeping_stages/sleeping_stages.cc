@@ -1,6 +1,8 @@
 // A rank of bench/bubbles: a pipeline whose stages sleep where others compute, so that a step shows only the schedule, the
 // messages and the runtime. With replicas, the gradients of each stage are averaged, too. Rank 0 prints one line of JSON: the
 // seconds of each measured step and, with replicas, of each average by itself.
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -30,17 +32,29 @@ using namespace shoal;
 using namespace shoal::parallel;
 using Milliseconds = std::chrono::duration<double, std::milli>;
 
-/// Passes its input on; the backward sleeps.
-class SleepInBackward final : public ::torch::autograd::Function<SleepInBackward> {
+/// Passes its input on, and a gradient of zeros to its weight. Its tensor operations are within the time of its sleep.
+class SleepingFunction final : public ::torch::autograd::Function<SleepingFunction> {
  public:
-  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& input, double ms) {
-    context->saved_data["ms"] = ms;
-    return input.clone();
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+                            double forward_ms, double backward_ms) {
+    const auto end = end_of(forward_ms);
+    context->saved_data["weights"] = weight.numel();
+    context->saved_data["ms"] = backward_ms;
+    at::Tensor output = input.clone();
+    std::this_thread::sleep_until(end);
+    return output;
   }
   static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* context,
                                                    ::torch::autograd::variable_list gradients) {
-    std::this_thread::sleep_for(Milliseconds(context->saved_data["ms"].toDouble()));
-    return {gradients[0], at::Tensor()};
+    const auto end = end_of(context->saved_data["ms"].toDouble());
+    const at::Tensor of_weight = at::zeros({1}).expand({context->saved_data["weights"].toInt()});
+    std::this_thread::sleep_until(end);
+    return {gradients[0], of_weight, at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static std::chrono::steady_clock::time_point end_of(double ms) {
+    return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(Milliseconds(ms));
   }
 };
 
@@ -48,10 +62,7 @@ class SleepingStage final : public Unit {
  public:
   SleepingStage(double forward_ms, double backward_ms, std::int64_t parameters)
       : forward_ms_(forward_ms), backward_ms_(backward_ms), weight_(register_parameter("weight", at::ones({parameters}))) {}
-  at::Tensor forward(at::Tensor input) override {
-    std::this_thread::sleep_for(Milliseconds(forward_ms_));
-    return SleepInBackward::apply(input * weight_[0], backward_ms_);
-  }
+  at::Tensor forward(at::Tensor input) override { return SleepingFunction::apply(input, weight_, forward_ms_, backward_ms_); }
 
  private:
   const double forward_ms_;
@@ -154,6 +165,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  ::prctl(PR_SET_TIMERSLACK, 1UL);  // otherwise each sleep takes 50 us longer
   Arguments arguments;
   CLI::App app("A rank of bench/bubbles", "sleeping_stages");
   app.add_option("--pipeline", arguments.pipeline, "schedule");
