@@ -10,7 +10,7 @@ import pytest
 import support
 
 SHOAL = os.path.join(support.BUILD, "bin/shoal")
-QUICK = ("--max-size", "256", "--budget", "60")
+QUICK = ("--max-size", "256", "--budget", "180")
 
 
 def shoal(*arguments, timeout=240, **environment):
