@@ -133,6 +133,10 @@ void check_error(const StepError& error, const Case& what, int rank) {
   const std::string text = error.what();
   check(shoal::testing::mentions(text, "rank " + std::to_string(rank), "rank " + std::to_string(what.victim)),
         "both ranks are named: " + text);
+  if (what.chunks == 1) {
+    const std::string place = "rank " + std::to_string(rank) + ", stage " + std::to_string(rank) + ": ";
+    check(text.rfind(place, 0) == 0, "the stage is named: " + text);
+  }
   const StatusCode code = error.cause().code();
   switch (what.way.end) {
     case End::killed:

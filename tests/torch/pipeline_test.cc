@@ -363,7 +363,8 @@ TEST(PipelineFailures, RankThatLeavesEndsAllRanks) {
       PipelineModel model(make_stage(communicator.rank(), 3), communicator, six_microbatches());
       if (communicator.rank() == leaver) return;
       const auto step = [&] { model.step(make_images(6, 0), make_targets(6, 0), cross_entropy); };
-      check_throws<StepError>(step, {"rank " + std::to_string(communicator.rank()), "rank " + std::to_string(leaver)});
+      const std::string rank = std::to_string(communicator.rank());
+      check_throws<StepError>(step, {"rank " + rank + ", stage " + rank, "rank " + std::to_string(leaver)});
     });
   }
 }

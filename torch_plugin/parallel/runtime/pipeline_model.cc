@@ -135,7 +135,7 @@ StepOutput PipelineModel::step(const at::Tensor& images, const at::Tensor& targe
   if (is_first()) {
     header = refusal.empty() ? header_of(StepKind::training, images, targets) : StepHeader{.refusal = to_text_field(refusal)};
   } else if (!refusal.empty()) {  // rank 0 may already be in the step
-    fail({.rank = communicator_.rank(), .action = "step()"}, {StatusCode::invalid_argument, refusal});
+    fail(here("step()"), {StatusCode::invalid_argument, refusal});
   }
   header = exchange(StepKind::training, header);
   if (header.kind == StepKind::end) return {};
@@ -175,6 +175,10 @@ void PipelineModel::check_open() const {
   TORCH_CHECK_VALUE(failure_.empty(), "this pipeline has ended with an error: ", failure_);
 }
 
+StepPlace PipelineModel::here(const char* action, int peer) const {
+  return StepPlace::between_actions(communicator_.rank(), chunks_.size(), action, peer);
+}
+
 void PipelineModel::fail(StepPlace place, const Status& cause) {
   const StepError error(std::move(place), cause);
   communicator_.abort(error.what());
@@ -185,7 +189,7 @@ void PipelineModel::fail(StepPlace place, const Status& cause) {
 
 StepHeader PipelineModel::exchange(StepKind called, const StepHeader& mine) {
   StepHeader header = mine;
-  const StepPlace place{.rank = communicator_.rank(), .action = text_of(called), .peer = 0};
+  const StepPlace place = here(text_of(called), 0);
   const Status status = communicator_.broadcast(&header, sizeof header, DataType::uint8, 0, call_options());
   if (!status.ok()) fail(place, status);
   TORCH_CHECK_VALUE(header.kind != StepKind::refused, "pipeline: ", to_string(header.refusal));
@@ -245,12 +249,12 @@ std::vector<at::Tensor> PipelineModel::run(const StepHeader& header, const at::T
 
 void PipelineModel::wait_for_all() {
   const Status status = communicator_.barrier(call_options());
-  if (!status.ok()) fail({.rank = communicator_.rank(), .action = "end of the first step"}, status);
+  if (!status.ok()) fail(here("end of the first step"), status);
 }
 
 void PipelineModel::broadcast_from_last(void* data, std::size_t bytes, const char* what) {
   const Status status = communicator_.broadcast(data, bytes, DataType::uint8, last_rank(), call_options());
-  if (!status.ok()) fail({.rank = communicator_.rank(), .action = what, .peer = last_rank()}, status);
+  if (!status.ok()) fail(here(what, last_rank()), status);
 }
 
 StepOutput PipelineModel::share_losses(const Microbatches& microbatches, const std::vector<at::Tensor>& losses) {
@@ -275,7 +279,7 @@ StepOutput PipelineModel::share_outputs(const Microbatches& microbatches, const 
     TensorLayout other = layout_of(output);
     other.memory_format = layout.memory_format;
     if (other == layout) continue;
-    fail({.rank = communicator_.rank(), .action = kWhat},
+    fail(here(kWhat),
          {StatusCode::invalid_argument, layout.to_string() + " and " + other.to_string() + "; all microbatches need the same"});
   }
   broadcast_from_last(&layout, sizeof layout, kWhat);

@@ -79,6 +79,7 @@ class PipelineModel {
   [[nodiscard]] int last_rank() const { return communicator_.size() - 1; }
   [[nodiscard]] CallOptions call_options() const { return {.timeout = options_.timeout}; }
   void check_open() const;
+  [[nodiscard]] StepPlace here(const char* action, int peer = -1) const;  ///< where no action of a stage runs
   [[noreturn]] void fail(StepPlace place, const Status& cause);
   /// Returns the header of rank 0, whose own it is `mine`: of kind `called` or end. Throws for every other kind.
   StepHeader exchange(StepKind called, const StepHeader& mine);

@@ -6,6 +6,10 @@
 
 namespace shoal::parallel {
 
+StepPlace StepPlace::between_actions(int rank, std::size_t chunks, std::string action, int peer) {
+  return {.rank = rank, .stage = chunks == 1 ? rank : -1, .action = std::move(action), .peer = peer};
+}
+
 std::string StepPlace::to_string() const {
   std::string text = "rank " + std::to_string(rank);
   if (stage >= 0) text += ", stage " + std::to_string(stage);

@@ -1,6 +1,7 @@
 // StepError: the exception of a step that failed, with the place where this rank was.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,6 +17,9 @@ struct StepPlace {
   int microbatch = -1;
   std::string action;  ///< "forward", "receiving the gradient", ...
   int peer = -1;       ///< the rank at the other end of a message
+
+  /// A rank that runs no action of a stage. Its stage is named if it holds only one.
+  static StepPlace between_actions(int rank, std::size_t chunks, std::string action, int peer = -1);
 
   /// "rank 2, stage 2: forward of microbatch 3"
   [[nodiscard]] std::string to_string() const;

@@ -54,7 +54,7 @@ StepRun::StepRun(Communicator& communicator, const StepTask& task, CutLayouts& l
       task_(task),
       most_held_(pipeline::most_held_by_stage(task.shape, {task.actions})),
       messages_(communicator, task.streams, task.shape, task.microbatches, task.actions, layouts, deadline),
-      place_{.rank = communicator.rank(), .action = "start of the step"} {}
+      place_(StepPlace::between_actions(communicator.rank(), task.chunks.size(), "start of the step")) {}
 
 std::vector<at::Tensor> StepRun::run() {
   try {
@@ -94,7 +94,7 @@ void StepRun::run_all() {
     throw_unless_ok(messages_.status());
     run_action(action);
   }
-  place_ = {.rank = place_.rank, .action = "waiting for the messages of the step"};
+  place_ = StepPlace::between_actions(place_.rank, task_.chunks.size(), "waiting for the messages of the step");
   messages_.finish();
   if (task_.gradients != nullptr) {
     place_.action = "reducing the gradients over the replicas";
