@@ -133,3 +133,11 @@ def test_damaged_results_are_named(file, tmp_path, change, facts):
     with pytest.raises(SystemExit) as raised:
         pipeline_page.main([str(file), "--out", str(tmp_path)])
     assert all(fact in str(raised.value) for fact in (str(file), *facts)), raised.value
+
+
+def test_the_chosen_cut_is_shown_beside_the_best_one():
+    rows = [{"cut": "body", "chosen": True, "slowest_ms_predicted": 90.0, "slowest_ms": [100.0, 300.0, 90.0], "images_per_s": [19.0, 1.0, 20.0]},
+            {"cut": "head", "chosen": False, "slowest_ms_predicted": 80.0, "slowest_ms": [80.0], "images_per_s": [20.0]}]
+    lines = pipelines.table_of_cuts("net", rows).splitlines()
+    assert lines[:2] == ["| net | **body** | 19.0 | 90 | 100 | 0.90 |", "| net | head | 20.0 | 80 | 80 | 1.00 |"]
+    assert "body, with 0.950 of" in lines[3]
