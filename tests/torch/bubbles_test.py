@@ -59,3 +59,9 @@ def test_pipelines_of_torch_need_its_python(rows, capsys):
     with pytest.raises(SystemExit):
         rows("--pipelines", "1f1b")
     assert "--python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ("none", "1", "1.gbit", "fast"))
+def test_transfers_need_a_rate(rows, rate):
+    with pytest.raises(SystemExit, match=f"--rate {rate}: .*mbit"):
+        rows("--transfers", "0.5", "--rate", rate)
